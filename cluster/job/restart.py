@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import sys
 import time
@@ -209,10 +210,18 @@ def environment_for_successor(env: Mapping[str, str]) -> dict[str, str]:
 def sbatch_options(fields: Mapping[str, str]) -> list[str]:
     """A job's resources as options of sbatch, from the fields of ``scontrol show job``."""
     given = {option: fields[name] for name, option in SBATCH_OPTIONS.items() if slurm_commands.is_set(fields.get(name))}
+    # sbatch takes one option of each group.
+    for name, option, others in (
+        ("CpusPerTres", "--cpus-per-gpu", ("--cpus-per-task",)),
+        ("MemPerTres", "--mem-per-gpu", ("--mem", "--mem-per-cpu")),
+    ):
+        if share := re.search(r"gpu(?::[^:=,]*[^:=,\d][^:=,]*)?[:=](\d+[KMGT]?)", fields.get(name, "")):
+            given = {one: value for one, value in given.items() if one not in others} | {option: share[1]}
     given["--nodes"] = str(slurm_commands.least_count(fields.get("NumNodes")) or 1)
     # A job has one task on each node. To --gpus the word gpu goes without saying.
     for name, option in (("TresPerJob", "--gpus"), ("TresPerTask", "--gres"), ("TresPerNode", "--gres")):
-        if parts := slurm_commands.gres_parts(fields.get(name)):
+        parts = [one for one in slurm_commands.gres_parts(fields.get(name)) if option == "--gres" or one[0] == "gpu"]
+        if parts:
             words = [(gres if option == "--gres" else "", kind, str(count)) for gres, kind, count in parts]
             given[option] = ",".join(":".join(filter(None, three)) for three in words)
     if slurm_commands.is_set(fields.get("StdOut")):

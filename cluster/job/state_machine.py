@@ -127,6 +127,12 @@ class Job:
         self._record.deadline = self._left.deadline if allocation.end_time else None
         self._folder = job_record.job_folder(allocation.job_id)
         checks.write_first_record(self._record)
+        if (fruitless := self._record.fruitless_restarts - 1) > self._options.max_restarts:
+            # Slurm or another node put the job back each time: no decision of ours was asked.
+            most = self._options.max_restarts
+            reason = f"no epoch or checkpoint came of {fruitless} starts in a row (--max-restarts {most})"
+            self._decision = Decision(Action.END, 1, reason)
+            return State.ENDED
         self._lease = checks.take_lease(self._study, allocation.job_id) if self._study else None
         self._bill = billing.JobBill(self._study, allocation.gpus)
         self._before = restart.saved_work(self._study)

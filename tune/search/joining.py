@@ -55,10 +55,11 @@ def others_at_work(store: StudyStore) -> str:
 
 def _check_workers(plan: SearchPlan, study: optuna.Study, stored: Mapping[str, object]) -> None:
     """Keep the workers of a resume in the study. Raises ConfigError if other drivers work with another number."""
-    from bigbatch.tune.storage.drivers import entries  # SQLAlchemy, which a study in a journal does not load
+    from bigbatch.tune.storage.drivers import entries, holding  # SQLAlchemy, which a study in a journal does not load
 
     workers = json_values.whole_number(stored, "workers", plan.workers)
-    if workers != plan.workers and len(entries(study.user_attrs)) > 1:
+    others = [one for one in holding(entries(study.user_attrs).values()) if one.get("folder") != str(plan.folder)]
+    if workers != plan.workers and others:
         raise ConfigError(
             f"--workers must be that of the study's other drivers; got {plan.workers}. Write --workers {workers}."
         )

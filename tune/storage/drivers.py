@@ -36,6 +36,12 @@ def entries(attrs: Mapping[str, Any]) -> dict[str, Mapping[str, object]]:
     return {name.removeprefix(ENTRY_ATTR): values for name, values in attrs.items() if name.startswith(ENTRY_ATTR)}
 
 
+def holding(found: Iterable[Mapping[str, object]]) -> list[Mapping[str, object]]:
+    """Those of the drivers that hold devices."""
+    recent = time.time() - FORGOTTEN_AFTER_S
+    return [one for one in found if one.get("devices") and json_values.number(one, "written_at") > recent]
+
+
 def begin_driver(study: optuna.Study, folder: Path, key: str | None, ledger: Ledger) -> Drivers:
     """The drivers of ``study``, with this one among them.
 
@@ -67,18 +73,20 @@ class Drivers:
 
     def beat(self) -> None:
         """Give signs of life and read those of the others, if that is due."""
-        now = self.clock()
-        if now - self._beaten_at < BEAT_S:
+        if self.clock() - self._beaten_at < BEAT_S:
             return
-        # This process or the database was away, and so may have been the others.
-        if now - self._beaten_at > 3 * BEAT_S:
-            self._trusts_from = now + DEAD_AFTER_S
-        self._beaten_at = now
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if self.is_own(trial):
                 self._storage.record_heartbeat(trial._trial_id)
         self._write(self._ledger.devices_now)
         self.look()
+        if self._was_away():
+            self._trusts_from = self.clock() + DEAD_AFTER_S
+        self._beaten_at = self.clock()
+
+    def _was_away(self) -> bool:
+        """Whether this process or the database was away: so may have been the others, which are not dead for that."""
+        return self.clock() - self._beaten_at > 3 * BEAT_S
 
     def close(self) -> None:
         """Say that this driver holds nothing any more."""
@@ -118,12 +126,7 @@ class Drivers:
 
     def living(self) -> list[Mapping[str, object]]:
         """The entries of the other drivers that hold devices."""
-        recent = time.time() - FORGOTTEN_AFTER_S
-        return [
-            one
-            for one in self._others.values()
-            if one.get("devices") and json_values.number(one, "written_at") > recent
-        ]
+        return holding(self._others.values())
 
     def waits_for_others(self) -> bool:
         """Whether this driver, which has nothing to begin, does not know yet that the others still run their trials."""
@@ -142,7 +145,7 @@ class Drivers:
 
     def left(self, running: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         """Which of these trials nobody runs. Asked in a turn: so a trial without an owner was left by a dead driver."""
-        trusts = self.clock() >= self._trusts_from
+        trusts = self.clock() >= self._trusts_from and not self._was_away()
         stale = set(self._storage._get_stale_trial_ids(self._study._study_id)) if trusts else set()
         return [t for t in running if not self.is_own(t) and (_driver_of(t) in ("", self.key) or t._trial_id in stale)]
 

@@ -42,7 +42,7 @@ Signs of life.
       CLAIM_S 10             one who has claimed a dead one's lease has written its own by then
     HUNG_S 60                a node without a heartbeat is given up
       HEARTBEAT_S 5          a node's heartbeat
-      FIRST_LOST_S 45        then another node requeues the job of a first node: it would run on, empty
+      FIRST_LOST_S 180       then another node requeues the job of a first node: it would run on, empty
       HUNG_DRAIN_S 5         the job, for Ray to hear of it; nothing else is noticed meanwhile
 
 The start of a job's nodes.
@@ -118,7 +118,7 @@ HUNG_S = 60.0
 """A node without a heartbeat for this long counts as hung."""
 HEARTBEAT_S = 5.0
 """Interval between two heartbeats of a node."""
-FIRST_LOST_S = 45.0
+FIRST_LOST_S = 180.0
 """A job's first node that gives no sign of life for this long is lost. Its Ray is missed after 60 s."""
 HUNG_DRAIN_S = 5.0
 """Timeout for telling Ray to place nothing on a hung node. Meanwhile the job notices nothing else."""

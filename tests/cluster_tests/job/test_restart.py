@@ -42,6 +42,9 @@ def test_a_successor_is_given_gpus_however_they_were_asked_for():
     assert given(TresPerJob="gres/gpu:a100:4,gres/gpu:v100:2") == {*rest, "--gpus=a100:4,v100:2"}
     assert given(TresPerTask="cpu=4,gres/gpu:a100=2") == {*rest, "--gres=gpu:a100:2"}
     assert given(TresPerTask="cpu=4") == rest
+    assert given(TresPerJob="gres/gpu:a100:8,gres/shard:2") == {*rest, "--gpus=a100:8"}
+    shares = {"CpusPerTres": "gres/gpu:8", "MemPerTres": "gres/gpu:a100:16G"}
+    assert given(TresPerJob="gres/gpu:8", **shares) == {"--gpus=8", "--cpus-per-gpu=8", "--mem-per-gpu=16G"}
     assert given(TresPerNode="gres:gpu:4") == {*rest, "--gres=gpu:4"}
     assert given(OverSubscribe="NO") == {*rest, "--exclusive"} and given(OverSubscribe="OK") == rest
 

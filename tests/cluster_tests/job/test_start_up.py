@@ -44,6 +44,15 @@ def test_a_job_whose_ray_does_not_start_is_requeued_if_it_has_progress(tmp_path)
     assert "requeue 7" in job.calls and "RUNNING" not in job.log
 
 
+def test_a_job_that_was_put_back_again_and_again_without_a_word_of_its_own_ends(tmp_path):
+    """As after a first node that goes down in each start."""
+    record = job_record.JobRecord("7", "driver", restarts=3, fruitless_restarts=4)
+    record.write({"BIGBATCH_HOME": str(tmp_path / "home")})
+    job = start_on_busy_machine(tmp_path, 3, 0, 0.5, SLURM_RESTART_COUNT="4")
+    assert job.end() == 1 and not (tmp_path / "state" / "tries").exists(), job.log
+    assert "(1): no epoch or checkpoint came of 4 starts in a row (--max-restarts 3)" in job.log
+
+
 def test_a_job_whose_ray_does_not_start_is_requeued_if_its_study_has_progress(tmp_path):
     saved = tmp_path / "runs" / "s" / "checkpoints" / "trial-0003" / "latest.pt"
     saved.parent.mkdir(parents=True)
