@@ -29,16 +29,6 @@ def test_the_rates_follow_each_methods_rule() -> None:
     assert len({(c.epochs, c.model, c.data, c.batch, c.precise_bn) for c in configs}) == 1, "all else is equal"
 
 
-def test_found_is_the_searchs_best_on_the_data_asked_for(tmp_path: Path) -> None:
-    o = bench.parse(["--folder", str(tmp_path), "--methods", "found", "--seeds", "7"])
-    assert list(bench.wanted(o)) == []
-    best = TrainConfig().replace_keys({"optimizer": "lars", "peak_lr": 3.0, "global_size": 256})
-    (bench.search_folder(o) / "frontier").mkdir(parents=True)
-    (bench.search_folder(o) / "frontier" / "256.json").write_text(best.to_json())  # tune/storage/frontier_file.py
-    config = best.replace_keys({"seed": 7, "data.loader.workers": 0, "data.holdout": 0.5})
-    assert list(bench.wanted(o)) == [("found", 256, config)]
-
-
 def test_what_is_finished_is_not_trained_again_and_a_cut_line_is(tmp_path: Path) -> None:
     o = bench.parse(["--folder", str(tmp_path), "--methods", "sgd_fixed", "sgd_linear", "--seeds", "1"])
     tasks = {bench.training_key(c): c for _, _, c in bench.wanted(o)}
@@ -47,19 +37,6 @@ def test_what_is_finished_is_not_trained_again_and_a_cut_line_is(tmp_path: Path)
     text = json.dumps(row(done, 0.9)) + "\n" + json.dumps(row(cut, 0.9))[:-20]
     (tmp_path / "trainings.jsonl").write_text(text)
     assert set(bench.finished(o)) == {bench.training_key(done)}
-
-
-def test_trainings_of_a_stored_result_are_known_by_what_they_trained(tmp_path: Path) -> None:
-    """Stored before a key came: the configuration counts, not the key that it had."""
-    o = bench.parse(["--folder", str(tmp_path), "--methods", "sgd_fixed", "--seeds", "1"])
-    ((_, batch, config), *_) = bench.wanted(o)
-    stored = row(config, 0.9) | {"key": "as it was"}
-    del stored["config"]["loss_options"]
-    result = tmp_path / "result.json"
-    result.write_text(json.dumps({"trainings": {"sgd_fixed": {str(batch): [stored]}}}))
-    o = bench.parse(["--folder", str(tmp_path), "--methods", "sgd_fixed", "--seeds", "1", "--known", str(result)])
-    assert set(bench.finished(o)) == {bench.training_key(config)}
-    assert [r["holdout_top1"] for r in bench.gather(o)["sgd_fixed"][batch]] == [0.9]
 
 
 def test_the_table_says_mean_spread_loss_and_chance(tmp_path: Path) -> None:
@@ -74,13 +51,3 @@ def test_the_table_says_mean_spread_loss_and_chance(tmp_path: Path) -> None:
     # 98 ± 1.41; (90 + 10)/2 = 50 ± 56.6: a run that failed counts as chance among ten classes
     assert table[2] == "| SGD, the base batch's rate | 98.0 ± 1.4 | 50.0 ± 56.6 (-48.0) |"
     assert ElementTree.parse(output.with_suffix(".svg")).getroot().tag.endswith("svg")
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [(["--seeds", "1", "103"], "must not see the seeds"), (["--batches", "64", "16"], "must rise")],
-)
-def test_wrong_input_is_refused(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        bench.parse(argv)
-    assert message in capsys.readouterr().err

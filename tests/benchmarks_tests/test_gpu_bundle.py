@@ -1,7 +1,6 @@
 """benchmarks/gpu_bundle.py: what goes into the file, what stays out, and when it is refused. Nothing is downloaded."""
 
 import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -51,20 +50,6 @@ def test_what_nothing_reads_is_pruned_and_what_searches_need_stays(tmp_path: Pat
     assert not (tmp_path / "ray" / "dashboard" / "client" / "build" / "index.html").read_text()
 
 
-def test_a_large_file_is_refused_with_the_largest_packages_and_removed(tmp_path: Path) -> None:
-    packages, output = tmp_path / "packages", tmp_path / "b.tar.xz"
-    for name, size in (("small/a", 10_000), ("large/a/b", 3_000_000), ("large/c", 1_000_000), ("one.py", 2_000_000)):
-        made(packages, name)
-        (packages / name).write_bytes(b"x" * size)
-    output.write_bytes(b"x" * 1_500_000)
-    bundle.refuse_large(output, packages, most=1_500_000)
-    with pytest.raises(ValueError, match="at most") as refused:
-        bundle.refuse_large(output, packages, most=1_000_000)
-    message = str(refused.value)
-    assert "at most 1 MB; got 1.5 MB" in message and "--have" in message and "\n" not in message
-    assert message.endswith("large 4.0, one.py 2.0, small 0.0.") and not output.exists()
-
-
 def test_pip_takes_a_stand_in_for_what_the_machine_has_and_nothing_of_it_is_packed(tmp_path, monkeypatch):
     wheels = tmp_path / "wheels"
     write_wheel(wheels, "trains", "1.0", "Requires-Dist: torch>=2.8\nRequires-Dist: scikit-learn!=1.0\n")
@@ -76,22 +61,6 @@ def test_pip_takes_a_stand_in_for_what_the_machine_has_and_nothing_of_it_is_pack
     assert {path.split("/")[0] for path in files(tmp_path / "packages")} == {"trains.py", "trains-1.0.dist-info"}
     with pytest.raises(ValueError, match="pip must find every package"):
         bundle.install(["trains"], {**have, "torch": "2.7"}, "3.12", tmp_path / "refused")
-
-
-def test_versions_are_given_or_those_that_are_installed() -> None:
-    found = bundle.versions(["torch==2.11.0", "pytest"])
-    assert found == {"torch": "2.11.0", "pytest": pytest.__version__}
-    script = [sys.executable, bundle.__file__, "--have", "torch", "nothing-of-that-name"]
-    done = subprocess.run(script, capture_output=True, text=True)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "or a NAME that is installed here; got nothing-of-that-name. Write its version." in done.stderr
-
-
-def test_what_is_required_is_what_pyproject_says_with_some_extras() -> None:
-    wanted = bundle.requirements(bundle.ROOT / "pyproject.toml")
-    names = {text.partition(">")[0].partition("[")[0] for text in wanted}
-    assert {"ray", "torch", "optuna", "simplejpeg", "nvidia-ml-py", "timm", "pytest", "psutil"} <= names
-    assert not {"jax", "optax", "lightning", "pytest-xdist", "wandb", "plotly"} & names
 
 
 def test_the_file_holds_the_last_commit_without_documentation_and_nobodys_name(tmp_path: Path) -> None:

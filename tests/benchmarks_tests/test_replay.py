@@ -1,12 +1,11 @@
 """Replays: simulated time against times by hand, what becomes of a pause, and that nothing but the seed matters."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
 from invented_curves import invented_table
 from optuna.distributions import CategoricalDistribution, FloatDistribution
@@ -15,7 +14,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from replay.curves import CurveTable, RecordedCurve
 from replay.search import replay, replay_named
-from replay.stand_ins import EpochEnd, RowPool, SimulatedClock, StartedTrial, run_slots
+from replay.stand_ins import RowPool, SimulatedClock, StartedTrial, run_slots
 
 from bigbatch.tune.models.protocol import Dimension, Fits, Lasts, SearchFacts, TrialDecision
 from bigbatch.tune.runs.run import PAUSED_ATTR
@@ -68,25 +67,10 @@ def times(driver: InOrder, slots: int, until_s: float = 1e9, resume_s: float = 5
     return [(end.at_s, end.row, end.epoch) for end in ends]
 
 
-def test_two_slots_train_beside_each_other_in_simulated_time() -> None:
-    met = times(InOrder(3), slots=2)
-    row_0 = [(10, 0, 1), (20, 0, 2), (30, 0, 3)]
-    row_1 = [(7, 1, 1), (14, 1, 2), (21, 1, 3)]
-    assert TABLE.epoch_s == pytest.approx((10 + 7 + 10 + 10) / 4)
-    row_2 = [(31, 2, 1), (31 + TABLE.epoch_s, 2, 2)]  # begins when row 1 ends; when it diverged is not recorded
-    assert met == sorted(row_0 + row_1 + row_2)
-
-
 def test_a_continued_trial_waits_for_its_processes_and_repeats_no_epoch() -> None:
     driver = InOrder(2, pauses=True)
     assert times(driver, slots=1) == [(10, 0, 1), (17, 1, 1), (32, 0, 2), (42, 0, 3), (54, 1, 2), (61, 1, 3)]
     assert times(InOrder(2), slots=1, until_s=25) == [(10, 0, 1), (20, 0, 2)], "the search ends in between"
-
-
-def test_a_diverged_run_is_told_as_such() -> None:
-    driver = InOrder(3)
-    found = list(run_slots(driver, TABLE, 3, SimulatedClock(), 1e9, 0.0))
-    assert EpochEnd(10 + TABLE.epoch_s, 2, 2, 2, None) in found and (2, 2, None) in driver.seen
 
 
 def test_a_search_goes_on_though_the_first_trials_to_end_have_all_diverged() -> None:
@@ -204,12 +188,6 @@ def test_early_stopping_stops_in_the_replay_too() -> None:
     table = invented_table("wide", 3, rows=60)
     whole, asha = (replay_named(table, "random", stopping, 4, 0) for stopping in ("none", "asha"))
     assert len(asha) < 0.7 * len(whole) and len({e.trial for e in asha}) == len({e.trial for e in whole}) == 60
-
-
-def test_fewer_trials_than_rows_of_an_inferred_space() -> None:
-    table = replace(invented_table("projected", 1, rows=30), declared=None)
-    assert len({e.trial for e in replay_named(table, "qmc", "none", 2, trials=7)}) == 7
-    assert optuna.logging.get_verbosity() >= optuna.logging.WARNING
 
 
 def test_a_replay_begins_no_run_that_its_budget_cannot_pay_as_a_search_does() -> None:

@@ -76,12 +76,6 @@ def test_scales_and_kinds_are_inferred_from_the_values() -> None:
         infer_dimensions([{"a": 0.1 * i, **({"lr": i} if i % 2 else {})} for i in range(20)])
 
 
-def test_a_parameter_may_stand_before_the_choice_that_decides_it(tmp_path: Path) -> None:
-    lines = [line({"momentum": 0.1 * i, "kind": "sgd"}, [0.1 * i]) for i in range(1, 5)]
-    table = read_curves(json_lines(tmp_path, *lines, *(line({"kind": "lamb"}, [0.1]) for _ in range(3))))
-    assert [d.name for d in table.dimensions] == ["kind", "momentum"]
-
-
 def left_by_search(folder: Path, told: Sequence[tuple[int, TrialState, dict[str, object]]]) -> optuna.Study:
     """A study as a search writes it: of each trial its epochs, its state and what is noted about it."""
     study = new_study()
@@ -142,11 +136,3 @@ def test_no_curve_that_was_cut_off_is_replayed(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         RecordedCurve({}, values, seconds, 3)
-
-
-def test_a_parameter_that_is_null_does_not_exist(tmp_path: Path) -> None:
-    """pandas writes such lines."""
-    sgd = [line({"opt": "sgd", "lr": 0.1 * i, "m": 0.5 + 0.04 * i}, [0.2, 0.1 * i]) for i in range(1, 10)]
-    adam = [line({"opt": "adam", "lr": 0.1 * i, "m": None}, [0.2, 0.1 * i]) for i in range(1, 10)]
-    found = {d.name: d for d in read_curves(json_lines(tmp_path, *sgd, *adam)).dimensions}
-    assert found["m"].active_when == {"opt": ("sgd",)}

@@ -6,8 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import search_arms as arms
 import search_efficiency as bench
@@ -37,21 +35,6 @@ def test_every_arm_runs_and_what_is_done_is_not_run_again(tmp_path: Path) -> Non
     rows = {row["arm"]: row for row in second["rows"]}
     assert {arm: row["searches"] for arm, row in rows.items()} == {"random": 2, "bound_best_first": 2, "qmc+none": 2}
     assert rows["bound_best_first"]["regret_16"][0] == 0.0 and second["provenance"]["packages"]["optuna"]
-
-
-def test_searches_without_a_parameter_are_others_than_those_with_it(tmp_path: Path) -> None:
-    table = invented_table("projected", 0, rows=30)
-    file = tmp_path / "own.jsonl"
-    lines: list[dict[str, Any]] = [
-        {"params": {**curve.params, "twice": 1.0}, "curve": [[60.0 * (e + 1), v] for e, v in enumerate(curve.values)]}
-        for curve in table.curves
-        if len(curve.values) == table.max_epochs
-    ]
-    file.write_text("\n".join(map(json.dumps, lines)))
-    options = ["--curves", str(file), "--seeds", "1", "--arms", "random"]
-    assert {row["group"] for row in run(tmp_path, *options)["rows"]} == {"own", "projected"}
-    left_out = run(tmp_path, *options, "--no-run", "--without", "twice", "nothing")
-    assert [row["group"] for row in left_out["rows"]] == ["projected"], "an invented table keeps its parameters"
 
 
 def test_figures_of_a_group_by_hand() -> None:
@@ -144,18 +127,3 @@ def algoperf(
          "seconds": 3.0 * s, "val_accuracy": None if s == 300 else s / 1e4}
         for s in steps
     ]  # fmt: skip
-
-
-def test_algoperfs_table(tmp_path: Path) -> None:
-    steps = [1, *range(100, 12_201, 100)]
-    rows = algoperf(0, 0, steps, {"lr": 0.1}, "adam") + algoperf(0, 1, steps, {"lr": 0.1}, "adam")
-    rows += algoperf(1, 0, steps, {"lr": 0.2, "wd": 0.1}, "adam") + algoperf(2, 0, steps[:60], {}, "free")
-    rows += algoperf(3, 0, [1], {}, "crashed")
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "resnet.parquet")
-    table = bench.read_table(tmp_path / "resnet.parquet")
-    assert table.name == "resnet"
-    assert [c.params["submission"] for c in table.curves] == ["adam", "adam", "adam 2", "free"]
-    curve = table.curves[0]
-    assert (curve.epochs, curve.values[-1], curve.seconds[-1]) == (50, 1.22, 36_600.0), "thinned, with the last"
-    assert 0.03 not in {v for c in table.curves for v in c.values}
-    assert len(set(np.diff(curve.seconds).round())) <= 3, "evenly"

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,6 @@ def test_the_files_of_a_commit_lie_beside_those_of_another(tmp_path: Path, monke
     assert names[0] != names[1] and {len(name) for name in names} == {40}
     with pytest.raises(SystemExit, match="a commit of this repository is needed; got 'nowhere'"):
         bench.check_out("nowhere", tmp_path / "three")
-
-
-@pytest.mark.parametrize("words", [["--rounds", "0"], ["--images", "99"]])
-def test_too_little_is_refused_before_anything_is_measured(words: list[str], monkeypatch) -> None:
-    monkeypatch.setattr(sys, "argv", [bench.__file__, "HEAD", *words])
-    with pytest.raises(SystemExit, match="--rounds is 1 or more and --images 100 or more"):
-        bench.main()
 
 
 def test_what_is_trained_is_a_configuration_of_ours() -> None:
