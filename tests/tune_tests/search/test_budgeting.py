@@ -217,8 +217,7 @@ def test_nothing_is_refused_or_chosen_by_the_guess_where_a_budget_is_the_only_li
         ({"space": "large_batch", "batch": "128,256,512", "confirm": "1x3"},
          "the best trial of each batch with 3 fresh seeds (at most 9 runs)"),
         ({"space": "large_batch", "batch": "128,256,512", "time_budget": "4h"},
-         "the answer and the best trial with 3 fresh seeds (at most 6 runs; the next batch too if they refute the "
-         "answer), as far as a fifth of the budget allows"),
+         "the answer and the best trial with 3 fresh seeds, as far as a fifth of the budget allows"),
         ({"confirm": "none"}, f"nothing (--confirm none); {HOW}"),
         ({"trials": 5}, f"nothing (fewer than 6 trials); {HOW}"),
     ],
