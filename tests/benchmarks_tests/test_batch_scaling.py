@@ -29,16 +29,6 @@ def test_the_rates_follow_each_methods_rule() -> None:
     assert len({(c.epochs, c.model, c.data, c.batch, c.precise_bn) for c in configs}) == 1, "all else is equal"
 
 
-def test_found_is_the_searchs_best_on_the_data_asked_for(tmp_path: Path) -> None:
-    o = bench.parse(["--folder", str(tmp_path), "--methods", "found", "--seeds", "7"])
-    assert list(bench.wanted(o)) == []
-    best = TrainConfig().replace_keys({"optimizer": "lars", "peak_lr": 3.0, "global_size": 256})
-    (bench.search_folder(o) / "frontier").mkdir(parents=True)
-    (bench.search_folder(o) / "frontier" / "256.json").write_text(best.to_json())  # tune/storage/frontier_file.py
-    config = best.replace_keys({"seed": 7, "data.loader.workers": 0, "data.holdout": 0.5})
-    assert list(bench.wanted(o)) == [("found", 256, config)]
-
-
 def test_what_is_finished_is_not_trained_again_and_a_cut_line_is(tmp_path: Path) -> None:
     o = bench.parse(["--folder", str(tmp_path), "--methods", "sgd_fixed", "sgd_linear", "--seeds", "1"])
     tasks = {bench.training_key(c): c for _, _, c in bench.wanted(o)}

@@ -63,15 +63,6 @@ def times(driver: InOrder, slots: int, until_s: float = 1e9, resume_s: float = 5
     return [(end.at_s, end.row, end.epoch) for end in ends]
 
 
-def test_two_slots_train_beside_each_other_in_simulated_time() -> None:
-    met = times(InOrder(3), slots=2)
-    row_0 = [(10, 0, 1), (20, 0, 2), (30, 0, 3)]
-    row_1 = [(7, 1, 1), (14, 1, 2), (21, 1, 3)]
-    assert TABLE.epoch_s == pytest.approx((10 + 7 + 10 + 10) / 4)
-    row_2 = [(31, 2, 1), (31 + TABLE.epoch_s, 2, 2)]  # begins when row 1 ends; when it diverged is not recorded
-    assert met == sorted(row_0 + row_1 + row_2)
-
-
 def test_a_continued_trial_waits_for_its_processes_and_repeats_no_epoch() -> None:
     driver = InOrder(2, pauses=True)
     assert times(driver, slots=1) == [(10, 0, 1), (17, 1, 1), (32, 0, 2), (42, 0, 3), (54, 1, 2), (61, 1, 3)]

@@ -51,7 +51,7 @@ from bigbatch.tune.storage.summary import (
 )
 
 MOST_TRIALS = 20
-"""Without --all the table shows this many trials: the running ones, the best ones and the latest."""
+"""Without --all the table shows this many trials, the latest. The best one is described below it."""
 STATE_WORDS = {
     "RUNNING": "running", "COMPLETE": "done", "PRUNED": "stopped", "FAIL": "failed", "WAITING": "waiting",
 }  # fmt: skip
@@ -127,7 +127,7 @@ def _running_words(found: StudySummary) -> str:
 def _trials(found: StudySummary, most: int | None) -> str:
     """The table of the trials, with their most important settings, or the parameters of a user's own space."""
     trials, best = found.study.begun, _best_trial(found)
-    shown = trials if most is None or len(trials) <= most else _chosen(found, trials, most)
+    shown = trials if most is None else trials[-most:]
     if not shown:
         return ""
     settings = [_settings(found, trial) for trial in shown]
@@ -149,21 +149,8 @@ def _trials(found: StudySummary, most: int | None) -> str:
             )
         )
     left = len(trials) - len(shown)
-    note = f"\n{left} more trials; --all prints them." if left else ""
+    note = f"\n{left} earlier trials; --all prints them." if left else ""
     return aligned(rows, right=(1, *range(len(head) - 3, len(head)))) + note
-
-
-def _chosen(found: StudySummary, trials: list[Run], most: int) -> list[Run]:
-    """The running trials, then the best half of the rest, then the latest."""
-    sign = 1.0 if found.study.maximize else -1.0
-    keep = {t.number for t in trials if t.state == State.RUNNING}
-    ranked = sorted((t for t in trials if t.value is not None), key=lambda t: (-sign * (t.value or 0.0), t.number))
-    keep |= {t.number for t in ranked[: max(1, (most - len(keep)) // 2)]}
-    for trial in reversed(trials):
-        if len(keep) >= most:
-            break
-        keep.add(trial.number)
-    return [trial for trial in trials if trial.number in keep]
 
 
 def state_words(trial: Run) -> str:

@@ -78,8 +78,11 @@ def _sync(folder: Path, args: argparse.Namespace) -> int:
         waiting = [run for run in latest_runs(folder) if not _is_sent(run)]
         growing = [run for run in waiting if is_running and not (run.parent / ENDED).exists()]
         due = [run for run in waiting if run not in growing]
-        with ThreadPoolExecutor(args.jobs) as several:
+        several = ThreadPoolExecutor(args.jobs)
+        try:
             reasons = dict(zip(due, several.map(_send, due), strict=True))
+        finally:
+            several.shutdown(cancel_futures=True)  # Ctrl-C also ends those that are being sent, and begins no other
         failures = {_name(run): why for run, why in reasons.items() if why}
         if failures:
             why = next(iter(failures.values()))

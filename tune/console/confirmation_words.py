@@ -78,28 +78,21 @@ def _why_not(words: AnswerWords, description: Mapping[str, object], ended_early:
 def confirm_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     """The plan's line about confirmations; none in a search that has no one metric to confirm."""
     rule, frontier = plan.confirm, plan.frontier
-    small = not plan.open_ended and plan.trials < LEAST_TRIALS
     if not plan.objectives.one_metric:
         return []
-    if not rule.best or (rule.affordable and small):
+    if not rule.best or (rule.affordable and not plan.open_ended and plan.trials < LEAST_TRIALS):
         why = f"fewer than {LEAST_TRIALS} trials" if rule.best else "only accuracies are by default"
         why = "--confirm none" if plan.options.confirm == "none" else why
         return [("confirm", f"nothing ({why}); --confirm 1x3 trains the best again with three fresh seeds")]
     values = len(frontier.values) if frontier else 1
-    seeds = f"with {rule.seeds} fresh seed{'s' * (rule.seeds != 1)}"
+    seeds = f"with {counted_noun(rule.seeds, 'fresh seed')}"
     has_budget = plan.budget_gpu_hours is not None or plan.time_budget_s is not None
     if rule.affordable:
         which = "the answer and the best trial" if values > 1 else "the best trial"
-        then = (
-            f"; the next {name_in_words(frontier.name)} too if they refute the answer"
-            if frontier and values > 2
-            else ""
-        )
         whole = "budget" if has_budget else f"search's time (at least {AFFORDABLE_WORKER_S / 60:.0f} worker minutes)"
-        runs = min(2, values) * rule.seeds
-        return [("confirm", f"{which} {seeds} (at most {runs} runs{then}), as far as a fifth of the {whole} allows")]
+        return [("confirm", f"{which} {seeds}, as far as a fifth of the {whole} allows")]
     best = "the best trial" if rule.best == 1 else f"the {rule.best} best trials"
     which = f"{best} of each {name_in_words(frontier.name)}" if frontier and values > 1 else best
+    runs = counted_noun(rule.best * values * rule.seeds, "run")
     kept = "; the budget keeps room for them" if has_budget else ""
-    runs = rule.best * values * rule.seeds
-    return [("confirm", f"{which} {seeds} ({f'at most {runs}' if values > 1 else runs} run{'s' * (runs != 1)}){kept}")]
+    return [("confirm", f"{which} {seeds} (at most {runs}){kept}")]

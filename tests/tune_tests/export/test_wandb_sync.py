@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,8 @@ for file in files:
         print("wandb: ERROR [p/r] Fatal error while uploading data.", file=sys.stderr)
     if word in ("ok", "error"):
         file.with_suffix(".wandb.synced").touch()
+    if word == "waits":
+        threading.Event().wait(60)
     if word == "fails":
         sys.exit("Error: no such command")
 '''
@@ -163,6 +166,19 @@ def test_while_a_search_runs_its_open_runs_wait_for_their_end(folder, fake, tmp_
             follow.kill()
             follow.wait()
     assert fake.taken().count("sync s-0000") == 0
+
+
+def test_ctrl_c_begins_no_other_upload(folder, fake, tmp_path):
+    for number in range(3):
+        offline_run(folder, number)
+    fake.behave(s_0000="waits")
+    command = [sys.executable, "-m", "bigbatch", "wandb-sync", str(folder), "--jobs", "1"]
+    process = subprocess.Popen(command, env=os.environ, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True)
+    wait_until(lambda: (tmp_path / "fake" / "calls").exists(), "no upload began")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130 and b"sent by the next call" in said
+    assert fake.taken() == ["sync s-0000"]
 
 
 def test_a_full_run_is_sent_from_its_own_folder(tmp_path, fake, capsys):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 from pathlib import Path
 
 import optuna
@@ -17,7 +16,7 @@ from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.learned import baseline_of
 from bigbatch.tune.runs.objective import UNREACHED_H, Objective, Reported, failure_of_epoch, read_tolerance
-from bigbatch.tune.runs.objectives import Objectives, front_of, objectives_of, read_objectives
+from bigbatch.tune.runs.objectives import Objectives, objectives_of, read_objectives
 from bigbatch.tune.runs.verdict import verdict_on
 from bigbatch.tune.storage.store import StudyStore
 from helpers.refusals import refusal
@@ -105,18 +104,6 @@ def test_the_front_is_optunas_and_the_best_is_the_first_objectives():
     best = objectives.best(study.trials)
     assert best is not None and best.number == 2 == front[0].number, "as accurate as 0, and cheaper; earlier than 5"
     assert objectives.best([]) is None and objectives.front([]) == []
-
-
-def test_the_front_is_what_no_other_one_beats():
-    """Against all pairs, with many equal values."""
-    rng = random.Random(0)
-    for text in ("val_top1:max,gpu_hours:min", "val_top1:max,gpu_hours:min,val_loss:min"):
-        objectives = read_objectives("--objectives", text, Reported(10))
-        items = [tuple(rng.randint(0, 6) / 6 for _ in objectives.each) for _ in range(120)]
-        gains = [objectives.gains(item) for item in items]
-        beaten = [any(o != own and all(a >= b for a, b in zip(o, own, strict=True)) for o in gains) for own in gains]
-        wanted = [item for item, is_beaten in zip(items, beaten, strict=True) if not is_beaten]
-        assert front_of(objectives, items, lambda item: item) == wanted
 
 
 def test_a_bound_ends_a_trial_as_infeasible_in_words():
