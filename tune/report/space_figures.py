@@ -80,7 +80,7 @@ def parameter_importance(points: StudyPoints) -> ReportFigure:
 
 def _importances(points: StudyPoints, trials: Sequence[Run]) -> dict[str, float]:
     """Share of each parameter; empty where the values say nothing. Of very many trials every second, third … counts."""
-    trials = trials[:: 1 + len(trials) // MOST_COMPARED]
+    trials = [one for one in trials[:: 1 + len(trials) // MOST_COMPARED] if one.distributions]  # tables have none
     with quiet_warnings():
         direction = points.study.objectives.first.direction
         study = optuna.create_study(direction=direction, sampler=optuna.samplers.RandomSampler(seed=0))

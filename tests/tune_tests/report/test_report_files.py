@@ -145,20 +145,6 @@ def test_numbers_that_someone_has_edited_end_no_report(study: Path, capsys: pyte
     assert main(["show", str(study)]) == 0 and str(before - 1) in capsys.readouterr().out
 
 
-def test_a_journal_that_was_cut_short_is_said(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with_tables(study)
-    total = len(open_recorded(study).trials)
-    assert open_recorded(study).problems == ()
-    journal = study / "optuna.journal"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    begun = [number for number, line in enumerate(lines) if b'"op_code":4' in line.replace(b" ", b"")]
-    journal.write_bytes(b"".join(lines[: begun[-3]]))  # a disk that filled up and kept whole lines alone
-    (said,) = open_recorded(study).problems
-    assert said == "The journal lacks 3 trials that trials.parquet has: it was cut short."
-    assert len(open_recorded(study).trials) == total - 3
-    assert said in words_of(report_of(study, capsys))
-
-
 @pytest.mark.parametrize("damage", [None, b'{"op_code": 0, "study_name": 7}\n', b'{"op_code": 99}\n'])
 def test_without_a_journal_the_tables_say_the_same(study: Path, damage: bytes | None) -> None:
     with_tables(study)

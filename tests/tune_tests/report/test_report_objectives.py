@@ -88,17 +88,6 @@ def test_a_part_that_edited_files_break_says_so_and_the_others_are_there(tmp_pat
     assert text.count('id="answer"') == 1
 
 
-def test_trials_under_another_name_are_shown_from_the_tables(tmp_path: Path) -> None:
-    store = recorded_study(tmp_path / "s", 4)
-    store.refresh(force=True)
-    store.close()
-    about = json.loads((tmp_path / "s" / "study.json").read_text())
-    (tmp_path / "s" / "study.json").write_text(json.dumps({**about, "name": "renamed"}))
-    recorded = open_recorded(tmp_path / "s")
-    assert len(recorded.trials) == 4
-    assert recorded.problems == ("The journal has no trial of 'renamed'; only the tables have them.",)
-
-
 def test_a_continued_trial_has_the_hours_of_all_of_its_epochs(tmp_path: Path) -> None:
     store = recorded_study(tmp_path / "s", 5)  # a quarter of an hour each
     continued = optuna.trial.Trial(store.study, store.study.trials[3]._trial_id)  # it still runs

@@ -64,7 +64,7 @@ def test_a_note_stays_above_the_table_while_trials_are_shown() -> None:
     out, printed = io.StringIO(), io.StringIO()
     table = LiveTable(SearchProgress(2, 1, {}), Console(file=out, width=100, force_terminal=True))
     lines = PlainLines(SearchProgress(2, 1, {}), printed)
-    watch = SearchWatch(print, Path, [lines, table])
+    watch = SearchWatch(print, lambda number: Path(), [lines, table])
     with table:
         with watch.running():
             watch.note("Ray dashboard: http://127.0.0.1:8265 (token in [a])")
