@@ -1,19 +1,15 @@
 """Processes that train one trial after the other: which of them do, and that a trial shows nothing of those before."""
 
-import gc
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
-import torch
 from optuna.trial import TrialState
 
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.launch import ray_worker
 from bigbatch.train_loop.launch.trial_task import WorkersEnd
-from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
 from bigbatch.tune.runs.run import FAILURE_ATTR
 from helpers.searches import Search, load
 
@@ -119,14 +115,3 @@ def test_a_process_that_grows_or_has_trained_many_trials_is_replaced(monkeypatch
     resident = 2 << 30
     monkeypatch.setattr(ray_worker, "_trials", ray_worker.MOST_TRIALS - 2)
     assert [ray_worker.between_trials() for _ in range(2)] == [True, False]
-
-
-def test_the_peak_of_a_trial_is_not_that_of_the_trial_before() -> None:
-    cpu = torch.device("cpu")
-    large = np.ones(50_000_000)  # 400 MB
-    assert peak_bytes(cpu) >= large.nbytes
-    before = peak_bytes(cpu)
-    del large
-    gc.collect()
-    forget_peak(cpu)
-    assert peak_bytes(cpu) < before - 300_000_000

@@ -118,12 +118,3 @@ def test_no_temporary_folder_that_can_be_written_is_refused_in_one_line(tmp_path
     ray_session.remove_stale_folders()
     with pytest.raises(ConfigError, match="TMPDIR"):
         ray_session.private_ray_folder()
-
-
-def test_the_users_own_tmpdir_is_known_however_deep_a_search_runs(tmp_path):
-    job = private_folder.temporary_folder_variables(Path("/tmp/bbn-17-0a1b"), {"TMPDIR": "/local/mine"})
-    search = private_folder.temporary_folder_variables(Path("/tmp/bb-ray-0a1b"), job)
-    assert search == {"TMPDIR": "/tmp/bb-ray-0a1b", private_folder.USER_TMPDIR: "/local/mine"}
-    stale = {"TMPDIR": "/local/new", private_folder.USER_TMPDIR: "/local/of-an-earlier-job"}  # by sbatch --export=ALL
-    search = private_folder.temporary_folder_variables(Path("/tmp/bb-ray-0a1b"), stale)
-    assert search[private_folder.USER_TMPDIR] == "/local/new"

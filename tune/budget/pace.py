@@ -94,26 +94,8 @@ class Pace:
         return self.start_s + self.slowest_s if self._epochs or self._starts else None
 
     def epoch_s(self, key: PaceKey) -> float | None:
-        """Seconds of an epoch with this key. None: nothing is known.
-
-        If none was measured: of the slowest key, and longer by what it has more images and pixels than that one.
-        """
-        if key in self._epochs:
-            return statistics.median_low(self._epochs[key])
-        return max(
-            (statistics.median_low(met) * _times(other, key) for other, met in self._epochs.items()), default=None
-        )
-
-
-def _times(measured: PaceKey, asked: PaceKey) -> float:
-    """How many times more images and pixels an epoch of one key has than that of the other; at least 1."""
-    found = 1.0
-    # An image's pixels grow with the square of its side.
-    for place, power in ((2, 2), (3, 1)):
-        one, other = measured[place], asked[place]
-        if isinstance(one, (int, float)) and isinstance(other, (int, float)) and one > 0:
-            found *= max(1.0, (other / one) ** power)
-    return found
+        """Seconds of an epoch with this key; if none was measured, of the slowest one. None: nothing is known."""
+        return statistics.median_low(self._epochs[key]) if key in self._epochs else self.slowest_s or None
 
 
 LEDGER_FOLDER = "ledger"

@@ -1,7 +1,6 @@
 """The options of a search as one table: ``bigbatch tune``. Standard library only, for login nodes.
 
-``--help`` prints the groups but the last one, ``--help-all`` every group. What an option's value must be is checked
-where the plan is made; ``options.py`` holds the values.
+What an option's value must be is checked where the plan is made; ``options.py`` holds the values.
 """
 
 from __future__ import annotations
@@ -90,38 +89,9 @@ OPTIONS = (
 )  # fmt: skip
 
 
-class _HelpAll(argparse.Action):
-    """``--help-all``: the help with every group."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        assert isinstance(parser, _TuneParser)
-        parser.prints_all = True
-        parser.print_help()
-        parser.exit()
-
-
-class _TuneParser(OneLineParser):
-    """Prints its options in groups, and leaves out the last group unless it is asked for."""
-
-    prints_all = False
-
-    def format_help(self) -> str:
-        """The text of ``--help``, or of ``--help-all``."""
-        # argparse itself has no way to print some groups and leave others out.
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
-        formatter.add_text(self.description)
-        for group in self._action_groups:
-            if group.title != RARE or self.prints_all:
-                formatter.start_section(group.title)
-                formatter.add_arguments(group._group_actions)
-                formatter.end_section()
-        return formatter.format_help()
-
-
 def tune_parser(prog: str) -> argparse.ArgumentParser:
     """The parser of a search's options. ``prog``: the command's name, for usage and errors."""
-    parser = _TuneParser(
+    parser = OneLineParser(
         prog=prog,
         usage="%(prog)s [OPTION …]",
         description="Find the hyperparameters with which a large batch keeps its accuracy.",
@@ -135,11 +105,7 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     add_part_options(groups[TRAINED].add_argument)
     quiet = "print the answer and errors alone; lines about trials are in the study's logs/driver.log"
     groups[RUN].add_argument("--quiet", action="store_true", help=quiet)
-    groups[RUN].add_argument("-h", "--help", action="help", help="print this, without what is rarely needed")
-    unset = argparse.SUPPRESS
-    groups[RUN].add_argument(
-        "--help-all", action=_HelpAll, nargs=0, dest=unset, default=unset, help="print all options"
-    )
+    groups[RUN].add_argument("-h", "--help", action="help", help="print this")
     return parser
 
 

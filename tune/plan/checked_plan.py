@@ -74,7 +74,6 @@ from bigbatch.tune.plan.own_code import (
     read_own_objectives,
     refuse_options_of_the_loop,
     trainable_data,
-    with_accepted_code,
     with_components,
 )
 from bigbatch.tune.plan.search_plan import SearchPlan, stored_trials
@@ -201,12 +200,12 @@ def make_plan(options: SearchOptions) -> SearchPlan:
     # A resumed study has the configurations with which it began: their files may have changed since.
     plan = dataclasses.replace(plan, enqueued=stored_trials(stored) if stored else first_trials(plan))
     plan = dataclasses.replace(plan, warm_start=knowledge_of(plan, stored), own_code=own_code(plan))
+    check_components(plan, stored)
     if stored:
-        stored = with_accepted_code(plan, stored)
-        check_same_study(plan.identity(), stored)
+        # Who accepts changed code accepts a changed space, which is often in the same file.
+        check_same_study(plan.identity(), stored, but="space_fingerprint" if options.accept_changed_code else "")
         if plan.machine.nodes:
             check_same_values(plan.frontier, plan.workers, stored)
-    check_components(plan, stored)
     return plan
 
 

@@ -122,22 +122,28 @@ OPTIONS = {
     "batches": "--batch",
     "workers": "--workers",
 }
+CHANGED = {
+    "classes_digest": "the names of the data's classes have changed, or their order",
+    "content": "the data's images were others, by their names or a packed set's checksums",
+    "some_bytes": "images of the data have been replaced by others of the same names",
+}
 OF_THE_DATA = ("image_size", "train_size", "val_size", "holdout_size", "num_classes")
 OWN_OPTIONS = {"data.subset": "--subset", "data.val_part": "--val-part", "data.holdout": "--holdout"}
 
 
-def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object]) -> None:
+def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object], but: str = "") -> None:
     """Raise ConfigError if the plan and the stored study differ in something that defines the study.
 
     Args:
         identity: the facts of the plan (``SearchPlan.identity``).
         stored: the facts in study.json.
+        but: a fact that may differ.
     """
     for key, value in identity.items():
         before = stored.get(key)
         if key == "overrides" and isinstance(before, dict) and isinstance(value, Mapping):
             _check_overrides(before, value)
-        elif before != value:
+        elif before != value and key != but:
             raise NotSameStudy(*_difference(key, before, value))
 
 
@@ -197,12 +203,8 @@ def _check_overrides(before: Mapping[str, object], now: Mapping[str, object]) ->
 def _difference(key: str, before: object, value: object) -> tuple[str, str]:
     if key == "space_fingerprint":
         return f"the space's file has changed; got {value!r}", "Restore it"
-    if key == "classes_digest":
-        return "the names of the data's classes have changed, or their order", "Restore the data"
-    if key == "content":
-        return "the data's images were others, by their names or a packed set's checksums", "Restore the data"
-    if key == "some_bytes":
-        return "images of the data have been replaced by others of the same names", "Restore the data"
+    if key in CHANGED:
+        return CHANGED[key], "Restore the data"
     if key in OF_THE_DATA:
         return f"the data's {key} was {before!r}; got {value!r}", "Restore the data"
     if key == "objective":

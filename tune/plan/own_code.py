@@ -96,28 +96,14 @@ def check_own_search(plan: SearchPlan) -> None:
     check_own_strategy(plan.strategy, plan.stopping, dimensions, [each.direction for each in plan.objectives.each])
 
 
-def with_accepted_code(plan: SearchPlan, stored: Mapping[str, object]) -> dict[str, object]:
-    """``stored``, the description of a resumed study, with the space that ``--accept-changed-code`` accepts.
-
-    A training function and its space are often in one file: who accepts the changed file accepts both.
-
-    Raises ConfigError for a training function that has changed, unless that is accepted.
-    """
-    if plan.trainable is None:
-        return dict(stored)
-    _check_same_code(plan, stored)
-    one_file = plan.trainable.rpartition(":")[0] == plan.space.source
-    accepted = one_file and plan.options.accept_changed_code
-    return {**stored, "space_fingerprint": plan.space.fingerprint} if accepted else dict(stored)
-
-
 def check_components(plan: SearchPlan, stored: Mapping[str, object]) -> None:
     """Refuse changed code in a resumed study; train two batches on the CPU in a new one, or after a change.
 
     Raises ConfigError and OwnCodeError.
     """
     before, o = stored.get(OWN_CODE), plan.options
-    _check_same_code(plan, stored)
+    if isinstance(before, dict):
+        check_same_code(before, plan.own_code, "a study", o.accept_changed_code)
     if plan.trainable:  # nothing is known of its batches
         return
     _check_options_are_taken(plan)
@@ -131,12 +117,6 @@ def check_components(plan: SearchPlan, stored: Mapping[str, object]) -> None:
         if combination not in seen and len(seen) < CHECKED:
             seen.append(combination)
             try_users_code(config, plan.scan, needs_top1)
-
-
-def _check_same_code(plan: SearchPlan, stored: Mapping[str, object]) -> None:
-    before = stored.get(OWN_CODE)
-    if isinstance(before, dict):
-        check_same_code(before, plan.own_code, "a study", plan.options.accept_changed_code)
 
 
 def _check_options_are_taken(plan: SearchPlan) -> None:

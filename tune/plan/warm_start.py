@@ -271,14 +271,5 @@ def _ranked(study: KnownStudy, value: object, objective: Objective) -> list[Know
 
 
 def known_in_words(study: KnownStudy) -> str:
-    """E.g. ``runs/first-try: 12 trials, 9 of them finished, at 512 and 1,024``."""
-    done = sum(trial.finished for trial in study.trials)
-    groups = [group for group in study.groups() if group is not None]
-    words = [f"{group:,}" if isinstance(group, int) else str(group) for group in sorted(groups, key=_in_order)]
-    at = f", at {', '.join(words)}" if words else ""
-    return f"{study.name}: {len(study.trials)} trials, {done} of them finished{at}"
-
-
-def _in_order(group: object) -> tuple[bool, float, str]:
-    is_number = isinstance(group, (int, float))
-    return not is_number, float(group) if isinstance(group, (int, float)) else 0.0, str(group)
+    """E.g. ``runs/first-try: 12 trials, 9 of them finished``."""
+    return f"{study.name}: {len(study.trials)} trials, {sum(trial.finished for trial in study.trials)} of them finished"

@@ -49,8 +49,8 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
         return 128 + stop.signal
     if cut_short and not fatal:
         return TRY_AGAIN
-    if unfinished and not fatal and (others := others_at_work(store)):
-        console.print(f"\nThe last trials of the study run in its other drivers: {others}.")
+    if unfinished and not fatal and others_at_work(store):
+        console.print("\nThe last trials of the study run in its other drivers.")
         return DONE
     complete = any(t.state == "COMPLETE" for t in trials)
     if not complete:

@@ -46,11 +46,10 @@ def agreement(plan: SearchPlan) -> Callable[[optuna.Study], None]:
     return agree
 
 
-def others_at_work(store: StudyStore) -> str:
-    """Where the study's other drivers run its trials, in words; empty if none does."""
-    if store.drivers is None or not store.drivers.runs_elsewhere(store.study.get_trials(deepcopy=False)):
-        return ""
-    return "; ".join(str(entry.get("words")) for entry in store.drivers.living())
+def others_at_work(store: StudyStore) -> bool:
+    """Whether the study's other drivers run its trials."""
+    trials = store.study.get_trials(deepcopy=False)
+    return store.drivers is not None and store.drivers.runs_elsewhere(trials) > 0
 
 
 def _check_workers(plan: SearchPlan, study: optuna.Study, stored: Mapping[str, object]) -> None:

@@ -8,7 +8,6 @@ docs/decisions/015.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import shutil
 import time
@@ -94,9 +93,7 @@ class Drivers:
             self._write(0.0)
 
     def _write(self, devices: float) -> None:
-        job = os.environ.get("SLURM_JOB_ID")
-        words = f"host {os.uname().nodename}, process {os.getpid()}" + (f", job {job}" if job else "")
-        facts = {"folder": str(self._folder), "words": words, "devices": devices, "written_at": time.time()}
+        facts = {"folder": str(self._folder), "devices": devices, "written_at": time.time()}
         self._study.set_user_attr(f"{ENTRY_ATTR}{self.key}", facts | self._ledger.used_here().to_dict())
 
     def begins(self, trial: optuna.trial.Trial, goal: Path) -> None:
@@ -117,16 +114,13 @@ class Drivers:
         used = DeviceSeconds()
         for entry in self._others.values():
             used.add(DeviceSeconds.from_dict(entry) or DeviceSeconds())
-        self._ledger.note_others(used, sum(json_values.number(entry, "devices") for entry in self.living()))
+        living = holding(self._others.values())
+        self._ledger.note_others(used, sum(json_values.number(one, "devices") for one in living))
 
     @property
     def with_others(self) -> bool:
         """Whether the study has ever had another driver."""
         return bool(self._others)
-
-    def living(self) -> list[Mapping[str, object]]:
-        """The entries of the other drivers that hold devices."""
-        return holding(self._others.values())
 
     def waits_for_others(self) -> bool:
         """Whether this driver, which has nothing to begin, does not know yet that the others still run their trials."""

@@ -19,7 +19,7 @@ import contextlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,11 +50,13 @@ from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, write_frontier
 from bigbatch.tune.storage.journal_file import Disk, open_journal, repair_journal
 from bigbatch.tune.storage.kept_checkpoints import ChooseDropped, drop_ended, drop_paused
 from bigbatch.tune.storage.storage_url import DatabaseLost, check_database_file
-from bigbatch.tune.storage.turns import Agree, agree_at_once, deciding
 
 if TYPE_CHECKING:  # it imports SQLAlchemy, which the journal does not need
     from bigbatch.tune.storage.drivers import Drivers
 
+PATIENT_S = 60.0
+"""How long a driver waits for its first turn."""
+Agree = Callable[[optuna.Study], None]
 JOURNAL_FILE, PROGRESS_FILE = "optuna.journal", "progress.json"
 REFRESH_SHARE = 0.05
 """While trials run, the driver spends at most this share of its time on rewriting the tables."""
@@ -119,7 +121,7 @@ class StudyStore:
         name: str,
         description: Description,
         storage_url: str | None,
-        agree: Agree = agree_at_once,
+        agree: Agree = lambda study: None,
         *,
         join: bool = False,
     ) -> StudyStore:
@@ -156,7 +158,7 @@ class StudyStore:
         return store
 
     @classmethod
-    def open(cls, folder: Path, storage_url: str | None, agree: Agree = agree_at_once) -> StudyStore:
+    def open(cls, folder: Path, storage_url: str | None, agree: Agree = lambda study: None) -> StudyStore:
         """Open the study in ``folder``. Works after the driver was killed at any moment."""
         description = read_description(folder)
         # Without a session the driver was killed before the database had the study.
@@ -402,3 +404,24 @@ def _holds_a_study(folder: Path) -> str:
         f"a new study needs an empty folder; {str(folder)!r} holds a study. "
         "Write --resume to continue it, or --study OTHER."
     )
+
+
+@contextlib.contextmanager
+def deciding(storage: optuna.storages.BaseStorage, name: str) -> Iterator[None]:
+    """The time in which no other driver of a study in a database decides.
+
+    Raises ConfigError if another one does not end its turn.
+    """
+    if isinstance(storage, optuna.storages.JournalStorage):
+        yield
+        return
+    # SQLAlchemy, which a journal does not need.
+    from bigbatch.tune.storage.database import study_lock
+
+    with study_lock(storage, name, PATIENT_S) as may:
+        if not may:
+            raise ConfigError(
+                f"--storage must let a driver have its turn; got none within {PATIENT_S:.0f} s, because another driver "
+                f"of {name!r} hangs. End that one, and start again."
+            )
+        yield

@@ -32,8 +32,6 @@ from bigbatch.tune.storage.description import STUDY_FILE, Description, read_desc
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE
 
 TRIALS_TABLE, EPOCHS_TABLE, PROGRESS_NAME = "trials.parquet", "epochs.parquet", "progress.json"
-LOG_FROM_RATIO = 50.0
-"""A parameter whose values span this factor is taken as logarithmic where its range is not known."""
 DEFAULT_RUNS = "runs"
 """The folder of studies that commands look into, if they are told no other."""
 QUEUE_ANSWER_S = 5.0
@@ -205,49 +203,35 @@ def _job_of(summary: StudySummary) -> str:
 
 
 def _read_trials(summary: StudySummary, details: bool) -> None:
-    stored, noted = None, read_json(summary.folder / PROGRESS_NAME)
-    tabled = _numbers_in_table(summary.folder) if details else []  # before the journal, which may grow meanwhile
     try:
         stored = read_journal(summary.folder, summary.name, Run, EVERYTHING if details else FACTS)
     except (OSError, AttributeError, TypeError) as error:  # foreign values where ours should be
-        text = " ".join(str(error).split())[:300]
+        text, stored = " ".join(str(error).split())[:300], None
         summary.problem = f"The journal cannot be read ({type(error).__name__}: {text}); only the tables can be."
+    noted = read_json(summary.folder / PROGRESS_NAME) if stored is None else {}
     if stored is not None:
         summary.study = Runs(stored.trials, stored.maximize)
         if stored.cut_at is not None:
             summary.problem = f"The journal is damaged at line {stored.cut_at}; only what comes before can be read."
-        elif lost := sum(number >= len(stored.trials) for number in tabled):
-            summary.problem = f"The journal lacks {lost} trials that {TRIALS_TABLE} has: it was cut short."
     elif details or not noted:
         summary.study = Runs(trials_of_tables(summary.folder))
-    if noted and stored is None:
+        if (summary.folder / JOURNAL_NAME).exists() and not summary.problem and summary.study.trials:
+            summary.problem = f"The journal has no trial of {summary.name!r}; only the tables have them."
+    if summary.study.trials:
+        summary.ended, summary.best = summary.study.ended, summary.study.best_value
+    elif noted:
         summary.ended = sum(json_values.whole_number(noted, key) for key in ("complete", "pruned", "failed"))
         summary.best = json_values.number_or_none(noted, "best")
-    elif summary.study.trials:
-        summary.ended, summary.best = summary.study.ended, summary.study.best_value
-    if stored is None and not summary.problem and summary.ended and (summary.folder / JOURNAL_NAME).exists():
-        summary.problem = f"The journal has no trial of {summary.name!r}; only the tables have them."
-
-
-def _numbers_in_table(folder: Path) -> list[int]:
-    try:
-        import pyarrow.parquet as pq
-
-        return pq.read_table(folder / TRIALS_TABLE, columns=["trial"])["trial"].to_pylist()
-    except Exception:  # not there yet, or damaged: the journal says it all
-        return []
 
 
 def trials_of_tables(folder: Path) -> list[Run]:
-    """The trials as the study's two tables have them, without those that have not begun."""
+    """The trials as the study's two tables have them: without those that have not begun, and without ranges."""
     if not (folder / TRIALS_TABLE).exists():
         return []
     import pyarrow.parquet as pq
 
     trials = [_from_row(row) for row in pq.read_table(folder / TRIALS_TABLE).to_pylist()]
-    by_number, distributions = {trial.number: trial for trial in trials}, _guessed_distributions(trials)
-    for trial in trials:
-        trial.distributions = {name: distributions[name] for name in trial.params}
+    by_number = {trial.number: trial for trial in trials}
     if (folder / EPOCHS_TABLE).exists():
         for row in pq.read_table(folder / EPOCHS_TABLE).to_pylist():
             row |= {name: dict(row[name]) for name in MAPS if row.get(name)}  # Arrow gives a map as pairs
@@ -284,26 +268,6 @@ def _from_row(row: Mapping[str, object]) -> Run:
         datetime_start=started.astimezone().replace(tzinfo=None) if isinstance(started, datetime) else None,
         datetime_complete=ended.astimezone().replace(tzinfo=None) if isinstance(ended, datetime) else None,
     )
-
-
-def _guessed_distributions(trials: Sequence[Run]) -> dict[str, str]:
-    """Ranges that hold all values of each parameter, as Optuna's JSON: the tables do not keep the true ones."""
-    values: dict[str, list[object]] = {}
-    for trial in trials:
-        for name, value in trial.params.items():
-            values.setdefault(name, []).append(value)
-    return {name: json.dumps(_guessed(found)) for name, found in values.items()}
-
-
-def _guessed(values: Sequence[object]) -> dict[str, object]:
-    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-    if len(numbers) < len(values):
-        return {"name": "CategoricalDistribution", "attributes": {"choices": list(dict.fromkeys(values))}}
-    low, high = min(numbers), max(numbers)
-    attributes = {"low": low, "high": high, "log": low > 0 and high / low > LOG_FROM_RATIO}
-    if all(isinstance(v, int) for v in numbers):
-        return {"name": "IntDistribution", "attributes": {**attributes, "step": 1}}
-    return {"name": "FloatDistribution", "attributes": {**attributes, "step": None}}
 
 
 def _judge(summary: StudySummary) -> None:

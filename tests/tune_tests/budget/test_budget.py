@@ -108,14 +108,3 @@ def test_the_key_is_what_makes_trials_equally_fast():
     assert pace_key(config) != pace_key({**config, "batch": {"global_size": 1024}})
     assert pace_key(config) != pace_key({**config, "data": {"image_size": 64, "subset": 0.1}})
     assert pace_key({}) == pace_key({"model": "damaged"}) == (None, None, None, None)
-
-
-def test_an_unmeasured_run_of_more_or_larger_images_is_taken_to_be_longer() -> None:
-    """Four times the images take four times as long, twice the side four times; fewer are not taken to be faster."""
-    pace = Pace()
-    pace.add_epoch(("resnet18", 256, 16, 0.25), 3.0)
-    assert pace.epoch_s(("resnet18", 256, 16, 1.0)) == 12.0
-    assert pace.epoch_s(("resnet18", 256, 32, 0.25)) == 12.0
-    assert pace.epoch_s(("resnet18", 256, 8, 0.25)) == 3.0
-    pace.add_epoch(("resnet18", 256, 16, 1.0), 10.0)
-    assert pace.epoch_s(("resnet18", 256, 16, 1.0)) == 10.0, "measured"

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.search_spaces import BUILT_IN, Workload, check_space, load_space
+from bigbatch.search_spaces import Workload, check_space, load_space
 from bigbatch.search_spaces.trial import StandInTrial
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.enqueued import scaled
 from bigbatch.tune.plan.fitting import check_batches
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan, frontier_plan
@@ -130,30 +129,3 @@ def test_an_own_space_declares_a_choice_or_a_few_whole_numbers(tmp_path, suggest
 def test_other_frontiers_are_refused_in_one_line(tmp_path, suggestion, message):
     space = load_space(own_space(tmp_path, "FRONTIER = 'x'", f"{suggestion}\nreturn workload.config()"))
     assert "FRONTIER" in refusal(lambda: frontier_plan(space, check_space(space, DIGITS), {}), message)
-
-
-def config_at(batch: int, workload: Workload = DIGITS, **pinned: object) -> TrainConfig:
-    keys = {"batch.global_size": batch} | {name.replace("__", "."): value for name, value in pinned.items()}
-    return BUILT_IN["large_batch"](StandInTrial(None), workload, keys)
-
-
-def test_a_search_trains_on_them_unless_it_is_told_otherwise() -> None:
-    assert not config_at(1024).data.drop_last
-    assert config_at(64).data.drop_last
-    assert config_at(1024, data__drop_last=True).data.drop_last
-    assert config_at(1024, dataclasses.replace(DIGITS, smaller_step=False)).data.drop_last
-    recipe = config_at(1024)
-    assert not scaled(recipe, 1024, DIGITS).data.drop_last
-    assert scaled(recipe, 64, DIGITS).data.drop_last
-
-
-def space_of_batches(folder: Path, extra: str = "") -> str:
-    batches = "batch = trial.suggest_categorical('batch', [64, 1024, 1200])"
-    body = f"{batches}\nreturn workload.config({{{extra}}}).replace_keys({{'batch.global_size': batch}})"
-    return own_space(folder, "", body)
-
-
-def test_the_batch_of_what_a_users_space_returns_decides(tmp_path: Path) -> None:
-    space = load_space(space_of_batches(tmp_path))
-    drops = {b: space(StandInTrial(None, {"batch": b}), DIGITS).data.drop_last for b in (64, 1024, 1200)}
-    assert drops == {64: True, 1024: False, 1200: True}

@@ -1,15 +1,13 @@
 """How a machine is shared out, durations, and what a resumed study keeps, takes and refuses."""
 
-import dataclasses
 import functools
 import json
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from PIL import Image
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.info import DataInfo
@@ -18,9 +16,8 @@ from bigbatch.tune.plan import fitting
 from bigbatch.tune.plan.checked_plan import check_folder, make_plan
 from bigbatch.tune.plan.fitting import auto_model
 from bigbatch.tune.plan.machine import Machine, Node
-from bigbatch.tune.plan.option_checks import check_same_values, parse_duration
+from bigbatch.tune.plan.option_checks import parse_duration
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.storage.store import StudyStore
 from helpers.refusals import refusal
 from helpers.small_disk import mounted
@@ -154,45 +151,6 @@ def test_the_same_in_other_words_and_what_changes_no_result_is_taken(study, agai
     assert plan.overrides["data.subset"] == 0.5 and plan.trials == 9
     changed = {"data.loader.workers": 2, "data.loader.pin_memory": False}
     assert "data.loader.workers=2" not in again.get("set", ()) or changed.items() <= plan.overrides.items()
-
-
-def test_renamed_classes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for part in ("train", "val"):
-        for name in ("a", "b"):
-            (tmp_path / "images" / part / name).mkdir(parents=True)
-            for number in range(8):
-                Image.new("RGB", (8, 8)).save(tmp_path / "images" / part / name / f"{number}.png")
-    monkeypatch.chdir(tmp_path)
-    planned = SearchOptions(space="smoke", study="s", data="images", set=("image_size=32", "batch=4"))
-    plan = make_plan(planned)
-    StudyStore.create(plan.folder, plan.study, plan.to_dict(), None).close()
-    make_plan(SearchOptions(study="s", resume=True))
-    for part in ("train", "val"):
-        (tmp_path / "images" / part / "a").rename(tmp_path / "images" / part / "z")
-    with pytest.raises(ConfigError, match="the names of the data's classes have changed, or their order. Restore"):
-        make_plan(SearchOptions(study="s", resume=True))
-
-
-def test_a_default_that_has_changed_since_is_kept(study: Path) -> None:
-    text = json.loads((study / "study.json").read_text())
-    text["max_epochs"], text["options"]["max_epochs"] = 7, None
-    (study / "study.json").write_text(json.dumps(text))
-    assert make_plan(SearchOptions(study="s", resume=True)).max_epochs == 7
-
-
-def test_workers_with_which_the_space_has_other_batches_are_refused(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    plan = make_plan(SearchOptions(study="b", max_epochs=2, workers=1))
-    StudyStore.create(plan.folder, plan.study, plan.to_dict(), None).close()
-    assert make_plan(SearchOptions(study="b", resume=True, workers=2)).workers == 2, "128 to 1,024 are even"
-    check_same_values(plan.frontier, 1, {**plan.to_dict(), "frontier": None})  # a study of an earlier version
-    other = dataclasses.replace(cast(FrontierPlan, plan.frontier), values=(126, 255, 510, 1020))
-    with pytest.raises(ConfigError) as refused:
-        check_same_values(other, 3, json.loads(json.dumps(plan.to_dict())))
-    assert str(refused.value) == (
-        "--resume continues a study as it was planned: the values of global_batch_size were [128, 256, 512, 1024]; "
-        "got [126, 255, 510, 1020] with --workers 3. Write --workers 1, or write --study OTHER."
-    )
 
 
 def test_a_plan_to_resume_looks_at_the_trials_that_a_job_would_wait_in_a_queue_for(study: Path) -> None:

@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.enqueued import enqueue_first_trials, in_words, parameters_of_trial, rate_factor
+from bigbatch.tune.plan.enqueued import enqueue_first_trials, in_words, parameters_of_trial
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.warm_start import best_known
@@ -90,13 +90,6 @@ def test_a_file_is_tried_at_its_own_batch_as_it_is_and_scaled_at_the_others(tmp_
     assert (trials[0].config.schedule.warmup_epochs, trials[0].config.epochs) == (3.0, 12), "a quarter of the run"
     assert (trials[0].config.ema_decay, trials[0].config.seed) == (0.9, 0)
     assert trials[1].config.optimizer.peak_lr == pytest.approx(0.02 * 2**0.5)
-
-
-def test_sgds_rate_follows_the_batch_linearly_and_beyond_8192_with_the_root() -> None:
-    assert rate_factor("sgd", 256, 8192) == pytest.approx(32)
-    assert rate_factor("sgd", 8192, 32768) == pytest.approx(2)
-    assert rate_factor("lars", 32768, 512) == pytest.approx(1 / 8)
-    assert rate_factor("lamb", 512, 512) == 1
 
 
 def test_steps_of_a_schedule_keep_their_share_of_the_run(tmp_path: Path) -> None:
@@ -248,21 +241,3 @@ def test_what_does_not_fit_meets_one_line(tmp_path, space):
     assert "got --resume of one that began without it" in refusal(tmp_path, **later)
     Path(path, "study.json").write_text("{")
     assert "study.json must be readable JSON" in refusal(tmp_path, space=space, warm_start=(path,))
-
-
-def test_a_warmup_keeps_its_share_of_a_longer_run(tmp_path):
-    file = tmp_path / "warm.py"
-    file.write_text(
-        "def space(trial, workload):\n"
-        "    low, high = 0.05 * workload.epochs, 0.35 * workload.epochs\n"
-        '    return workload.config({"warmup_epochs": trial.suggest_float("warmup_epochs", low, high)})\n'
-    )
-    before = FloatDistribution(0.05 * 8, 0.35 * 8)
-    attrs = {"config": {"epochs": 8}, "epoch/00008": {"epoch": 8, "val_top1": 0.5, "val_loss": 1.0}}
-    warmups = ({"warmup_epochs": warmup} for warmup in (before.low, 2.0, before.high))
-    trials = [made(params, {"warmup_epochs": before}, {8: 0.5}, **attrs) for params in warmups]
-    path = old_study(tmp_path, str(file), trials, max_epochs=8)
-    (known,) = plan_of(tmp_path, space=str(file), max_epochs=30, warm_start=(path,)).warm_start
-    assert [t.params["warmup_epochs"] for t in known.trials] == pytest.approx([1.5, 7.5, 10.5])
-    longest: Any = max((t.params["warmup_epochs"] for t in known.trials), key=float)  # type: ignore[arg-type]
-    assert longest <= 0.35 * 30

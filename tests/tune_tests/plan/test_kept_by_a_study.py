@@ -56,11 +56,3 @@ def test_a_resumed_study_keeps_what_was_read_from_files_that_are_gone_whatever_i
     for options in ({}, first, {"enqueue": ("recipe:lamb-32k",)}):
         again = make_plan(SearchOptions(resume=True, study="s", output=str(tmp_path / "runs"), **options))
         assert (again.enqueued, again.warm_start) == (plan.enqueued, plan.warm_start)
-
-
-def test_a_network_that_the_cluster_decides_is_not_guessed_in_the_study(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, model=None, address="127.0.0.1:6379")
-    assert plan.model_was_auto and plan.to_dict()["model"] is None
-    StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()  # and the search is killed while it joins
-    options = SearchOptions(resume=True, study="s", output=str(tmp_path / "runs"), address="127.0.0.1:6379")
-    assert make_plan(options).model_was_auto

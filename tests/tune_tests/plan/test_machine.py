@@ -122,13 +122,6 @@ def test_memory_bounds_the_workers_of_each_node_as_ray_counts():
     assert met > 100
 
 
-def test_the_smallest_device_counts():
-    gpus = Machine((Node(64, 0, 256 * GIB), Node(8, 4, 64 * GIB, 80 * 10**9), Node(8, 4, 64 * GIB, 40 * 10**9)))
-    assert gpus.device_memory_bytes == 40 * 10**9 and gpus.accelerator == "cuda"
-    assert Machine((*gpus.nodes, Node(8, 4))).device_memory_bytes == 40 * 10**9, "one that did not answer"
-    assert Machine((Node(8, 0, 64 * GIB), Node(8, 0, 16 * GIB), Node(8, 0, GIB))).device_memory_bytes == 16 * GIB
-
-
 CORES = Machine((Node(8, 0, 64 * GIB), Node(8, 0, 16 * GIB)))
 GPUS = Machine((Node(64, 0, 256 * GIB), Node(8, 2, 64 * GIB, 40 * GIB), Node(8, 2, 64 * GIB, 80 * GIB)))
 
@@ -181,18 +174,6 @@ def test_a_plan_takes_the_clusters_devices_memory_model_and_ranges(plan, monkeyp
 def test_what_the_cluster_cannot_do_is_refused_in_one_line(plan, options, machine, words):
     refused = refusal(lambda: plan_for_cluster(plan(**options), machine))
     assert words in refused and refused.startswith("on the cluster, ")
-
-
-def test_a_space_for_gpus_alone_can_be_planned_before_the_cluster_is_joined(plan, tmp_path):
-    path = tmp_path / "gpu_only.py"
-    only = "    if workload.accelerator == 'cpu':\n        raise ValueError('this space needs GPUs')\n    size ="
-    path.write_text(NEEDY.format(wants=1).replace("    size =", only))
-    before = plan(space=str(path))
-    assert plan_for_cluster(before, GPUS).workload.accelerator == "cuda"
-    with pytest.raises(ConfigError, match="2 nodes|a node with 8 CPU cores.*needs GPUs"):
-        plan_for_cluster(before, CORES)
-    with pytest.raises(ConfigError, match="this space needs GPUs"):
-        plan(space=str(path), address="local")
 
 
 ONE_GPU = Machine((Node(16, 1, 64 * GIB, 80 * GIB),))

@@ -1,6 +1,5 @@
 """``--objective``, ``--target`` and the bounds of a space, before anything starts."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.storage.store import StudyStore
-from helpers.paths import ROOT
 from helpers.refusals import refusal
 
 OWN = """
@@ -76,17 +74,6 @@ def test_several_objectives_stop_no_trial_and_have_no_frontier():
     plan = make_plan(SearchOptions(objectives="val_top1:max,gpu_hours:min", strategy="qmc"))
     assert plan.stopping == "none" and plan.frontier is None
     assert plan.to_dict()["objective"] == "val_top1:max,gpu_hours:min"
-
-
-def test_the_example_of_bounds_on_the_page_is_accepted_and_its_bounds_are_in_the_plan(tmp_path):
-    page = (ROOT / "docs" / "search-spaces.md").read_text(encoding="utf-8").partition("## Constraints")[2]
-    code = re.search(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    (tmp_path / "bounded_space.py").write_text(code[1])
-    assert make_plan(SearchOptions(space="bounded_space.py")).constraints == (
-        "epoch time at most 60 s, measured after each epoch",
-        "peak memory at most 8.00 GiB, measured after each epoch",
-        "steps at least 4, known before a trial starts",
-    )
 
 
 @pytest.mark.parametrize(

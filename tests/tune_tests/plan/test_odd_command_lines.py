@@ -1,6 +1,5 @@
 """Odd command lines, run in this process: each is refused in one line that names what was typed, with exit code 2."""
 
-import dataclasses
 import json
 import os
 import random
@@ -14,10 +13,9 @@ from bigbatch.command import main
 from bigbatch.search_spaces import BUILT_IN, Workload, check_space
 from bigbatch.search_spaces.check import check_parameters, read_fixed
 from bigbatch.search_spaces.trial import StandInTrial
-from bigbatch.train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, parse_assignments
+from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.launch import command, lr_find
 from bigbatch.tune.commands.tune import tune_main
-from bigbatch.tune.console.columns import shown_settings
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from helpers.refusals import refused_command
@@ -131,25 +129,6 @@ def test_what_people_write_for_numbers_parts_and_keys_is_taken(line, shown, tmp_
     assert shown in capsys.readouterr().out
 
 
-def test_the_name_that_a_search_makes_itself_is_one_that_resume_takes(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    space = Path(f"_{'long' * 30}.py")
-    space.write_text("from bigbatch.search_spaces.smoke import *\n")
-    options = SearchOptions(space=f"{space}", data="digits", output=str(tmp_path / "out"))
-    name = make_plan(options).folder.name
-    assert make_plan(dataclasses.replace(options, study=name)).folder.name == name
-
-
-def test_subset_of_a_submitted_search_reaches_the_job_as_it_was_typed(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BIGBATCH_HOME", str(tmp_path))
-    line = "--cpus-per-node 2 --python python3 --space smoke --subset 10% --trials 1e1 --workers 2e0"
-    assert PROGRAMS["submit"](line.split()) == 0
-    assert "--subset 10%" in capsys.readouterr().out
-    said = refused_command(capsys, PROGRAMS["submit"], [*line.split(), "--workers", "1e3"])
-    assert "--workers must be at most the allocation's 2 cores; got 1000" in said
-
-
 def test_the_console_command_says_nothing_of_a_wrong_command_but_one_line(capsys) -> None:
     for words, said in (
         (["tun"], "Did you mean 'tune'?"),
@@ -164,18 +143,6 @@ def test_the_console_command_says_nothing_of_a_wrong_command_but_one_line(capsys
 # The words that are shown
 
 DIGITS = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_each_word_of_the_tables_is_a_key_or_is_told_what_to_write(optimizer: str) -> None:
-    shown = shown_settings(TrainConfig().replace_keys({"optimizer": optimizer}))
-    other = {"lr": "0.5", "batch": "512", "warmup": "2 ep", "wd": "2.5e-01", "smoothing": "0.12", "momentum": "0.5"}
-    for word in shown:
-        if word == "betas":  # two keys
-            continue
-        value = other.get(word, shown[word])
-        changes = parse_assignments([f"{word}={value.removesuffix(' ep')}"])
-        assert shown_settings(TrainConfig().replace_keys({"optimizer": optimizer} | changes))[word] == value
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 
 from bigbatch.search_spaces.priors import OWN_SPREAD
-from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import Options
-from bigbatch.train_loop.config.own_names import check_same_code, code_fingerprint
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
@@ -136,39 +134,3 @@ def test_changed_code_of_a_resumed_study_is_refused_until_it_is_accepted(folder:
     refusal(lambda: check_components(changed, stored), said)
     check_components(_plan(model="my.py:net", loss="my.py:mean", accept_changed_code=True), stored)
     check_components(changed, {})  # a study of an earlier version
-
-
-@pytest.mark.parametrize("of", ["component", "space"])
-def test_a_comment_changes_no_fingerprint_and_what_python_computes_does(tmp_path: Path, of: str) -> None:
-    path = tmp_path / "my.py"
-
-    def fingerprint(text: str) -> str:
-        path.write_text(text)
-        return code_fingerprint("loss", f"{path}:space") if of == "component" else load_space(str(path)).fingerprint
-
-    first = fingerprint('KEY = """a\n\n# b"""\ndef space(trial, workload):\n    return "#1"')
-    same = 'KEY = """a\n\n# b"""  # new\n# of it\ndef space(trial, workload):  # "#\n    # too\n    return "#1" #'
-    assert fingerprint(same) == first
-    for old, new in (("# b", "# c"), ("a\n\n", "a\n"), ('"#1"', '"#2"'), ("# too\n    return", "return 1\n    return")):
-        assert fingerprint(same.replace(old, new)) != first, (old, new)
-    if of == "component":  # after a backslash the comment's line ends the statement: 1, and without it 3
-        assert fingerprint("x = 1 \\\n# c\n+2\n") != fingerprint("x = 1 \\\n+2\n")
-
-
-def test_a_fingerprint_follows_imports_beside_the_file_and_no_others(folder: Path) -> None:
-    word = f"{folder}/my.py:net"
-    (folder / "parts").mkdir()
-    (folder / "parts" / "__init__.py").write_text("")
-    (folder / "parts" / "deep.py").write_text("depth = 1\n")
-    (folder / "beside.py").write_text("def late():\n    from parts.deep import depth\n")
-    (folder / "unused.py").write_text("x = 1\n")
-    first = code_fingerprint("loss", word)
-    (folder / "unused.py").write_text("x = 2\n")
-    assert code_fingerprint("loss", word) == first
-    (folder / "parts" / "deep.py").write_text("depth = 2\n")
-    second = code_fingerprint("loss", word)
-    assert second != first
-    (folder / "my.py").write_text("def net(:\n")  # no Python: its own text counts
-    assert code_fingerprint("loss", word) not in (first, second)
-    check_same_code({"gone": "1"}, {}, "a run")
-    check_same_code({"there": "1"}, {"there": "2"}, "a run", accept=True)

@@ -22,7 +22,6 @@ from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.summary import StudySummary
 from helpers.invented_studies import invented_study
 from helpers.lone_studies import made
-from helpers.recorded_studies import recorded_study
 
 
 def searched(objectives: Objectives, values: list[tuple[float, ...]]) -> RecordedStudy:
@@ -86,17 +85,6 @@ def test_a_part_that_edited_files_break_says_so_and_the_others_are_there(tmp_pat
     text = report_page(open_recorded(folder))
     assert "This part could not be written" in text and "The command that repeats it" in text
     assert text.count('id="answer"') == 1
-
-
-def test_trials_under_another_name_are_shown_from_the_tables(tmp_path: Path) -> None:
-    store = recorded_study(tmp_path / "s", 4)
-    store.refresh(force=True)
-    store.close()
-    about = json.loads((tmp_path / "s" / "study.json").read_text())
-    (tmp_path / "s" / "study.json").write_text(json.dumps({**about, "name": "renamed"}))
-    recorded = open_recorded(tmp_path / "s")
-    assert len(recorded.trials) == 4
-    assert recorded.problems == ("The journal has no trial of 'renamed'; only the tables have them.",)
 
 
 LR = optuna.distributions.FloatDistribution(0.1, 1.0)

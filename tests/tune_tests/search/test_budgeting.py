@@ -1,7 +1,6 @@
 """A budget in the plan, on the screen and in study.json, as the only limit and beside ``--confirm``; its refusals."""
 
 import io
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -79,15 +78,6 @@ def test_the_number_of_trials_is_a_limit_only_where_nothing_else_is(tmp_path, op
     assert limit is None or f" {EPOCHS * limit} epochs = " in said
 
 
-def test_a_resumed_study_keeps_its_budget_as_the_only_limit(tmp_path):
-    plan = plan_of(tmp_path, budget_gpu_hours=5.0)
-    StudyStore.create(plan.folder, plan.study, plan.to_dict(), None).close()
-    assert json.loads((plan.folder / "study.json").read_text())["trials"] is None
-    again = resumed(tmp_path)
-    assert again.open_ended and again.budget_gpu_hours == 5.0
-    assert make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True, trials=3)).trial_limit == 3
-
-
 def test_a_budget_below_one_epoch_is_refused_in_one_line_and_nothing_is_lost(tmp_path):
     _, store = study(tmp_path, 1, epochs=1, budget_gpu_hours=0.5)
     store.close()
@@ -149,15 +139,6 @@ def test_what_is_left_of_a_budget_is_not_worth_starting_ray_for_if_no_epoch_fits
     store.ledger.begin(1, 1, since_s=100.0 * devices)
     assert budgeting.refused_at_once(plan, store) == BUDGET_SPENT
     store.close()
-
-
-def test_the_default_rule_may_use_a_fifth_of_the_smaller_budget(tmp_path):
-    each: list[dict[str, Any]] = [{}, {"budget_gpu_hours": 2.0}, {"budget_gpu_hours": 2.0, "time_budget": "60s"}]
-    facts = [budgeting.confirmation_facts(plan_of(tmp_path / str(i), **options)) for i, options in enumerate(each)]
-    most = [one.most_worker_s for one in facts if one is not None]
-    plan = plan_of(tmp_path / "slots")
-    assert most[:2] == [None, pytest.approx(1440.0)]
-    assert most[2] == pytest.approx(min(1440.0, 12.0 * plan.share.concurrency * plan.workers))
 
 
 def line_of(plan: SearchPlan, store: StudyStore) -> str:

@@ -71,13 +71,6 @@ def test_more_trials_run_when_nodes_join_and_fewer_when_they_go():
     assert "a node with 4 GPUs and 64 CPU cores: 4 trials at a time" in said[-1]
 
 
-def test_a_search_on_cores_stays_there_when_gpus_join():
-    nodes = Nodes(Node(4, 0, 64 * GIB))
-    limit = Capacity(share_out(Machine(tuple(nodes().values())), 1, 8), 8, nodes=nodes)
-    nodes.now[1] = Node(4, 4, 64 * GIB)
-    assert limit.room([]) and limit.bundle == {"CPU": 4.0}
-
-
 def test_a_trial_that_fits_on_no_node_that_is_left_is_known_and_so_is_a_search():
     nodes = Nodes(Node(2, 0, 64 * GIB), Node(12, 0, 64 * GIB))
     said: list[str] = []

@@ -10,7 +10,6 @@ import pytest
 from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.tune.plan import checked_plan
 from bigbatch.tune.plan.checked_plan import make_plan
@@ -161,14 +160,6 @@ def test_auto_begins_alone_and_rises_once_two_trials_have_ended(search) -> None:
     assert len(auto.said) == 1, "it only rises"
 
 
-def test_a_gpu_that_a_trial_fills_stays_its_own(search) -> None:
-    auto = search("auto")
-    for name in "abc":
-        assert auto.start(name) == [WHOLE]
-        auto.train(name, memory_bytes=100 * GIB, gpu_utilization=0.5)
-    assert not auto.said and TRIALS_PER_GPU_ATTR not in auto.attrs[2]
-
-
 def test_a_trial_that_lacks_memory_beside_another_is_repeated_alone_and_never_fails(search) -> None:
     two = search("2")
     two.start("a", "b")
@@ -190,15 +181,6 @@ def test_a_trial_that_lacks_memory_beside_another_is_repeated_alone_and_never_fa
     assert two.start("d") == [WHOLE]
     assert two.bridge.observe("d", full), "alone it has failed"
     assert two.store.study.get_trials(deepcopy=False)[2].state == TrialState.FAIL
-
-
-def test_two_neighbours_that_both_lack_memory_lower_the_number_once(search) -> None:
-    four = search("4")
-    four.start(*"abcd")
-    for name in "ab":
-        four.bridge.fail(name, "DeviceMemoryError: CUDA out of memory", FailureKind.DEVICE_MEMORY)
-    assert four.run.plan.sharing.at_most == four.run.capacity.per_gpu == 3 and len(four.said) == 1
-    assert four.start("e") == [{"CPU": 5.0, "GPU": 0.3333}], "beside two quarters of the GPU"
 
 
 class Search:

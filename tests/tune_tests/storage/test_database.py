@@ -1,6 +1,5 @@
 """Databases whose connection breaks and disks that fill up: nothing is lost or done twice."""
 
-import errno
 import random
 import subprocess
 from pathlib import Path
@@ -192,16 +191,6 @@ def test_a_folder_that_turns_read_only_is_named_and_nothing_is_lost(small_disk):
         (small_disk / "table").write_text("")
     other = Disk(small_disk)
     assert other.end_because(refused.value) and other.full == disk.full
-
-
-def test_only_what_is_refused_in_the_studys_own_folder_ends_a_search(tmp_path):
-    """By a changed permission, or a file server's ticket that has expired."""
-    disk = Disk(tmp_path / "s")
-    assert not disk.end_because(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "other" / "file")))
-    assert not disk.end_because(FileNotFoundError(errno.ENOENT, "No such file", str(tmp_path / "s" / "file")))
-    error = RuntimeError("of Ray Tune")
-    error.__context__ = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "s" / "file"))
-    assert disk.end_because(error) and "Permission denied" in (disk.full or "")
 
 
 def test_a_checkpoint_without_room_leaves_the_one_before_and_takes_the_room_of_the_oldest(small_disk):

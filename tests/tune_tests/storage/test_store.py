@@ -17,7 +17,7 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.runs import tables
 from bigbatch.tune.runs.frontier import frontier_facts, frontier_of
-from bigbatch.tune.storage.store import StudyStore, redact, repair_journal
+from bigbatch.tune.storage.store import StudyStore, redact
 from helpers.paths import ROOT
 
 
@@ -73,14 +73,6 @@ def test_a_journal_cut_off_in_the_middle_of_a_line_opens_again_and_can_be_contin
     again.close()
     assert [t.value for t in StudyStore.open(store.folder, None).study.trials] == [0.5, 0.6]
     assert journal.read_bytes().startswith(whole)
-
-
-@pytest.mark.parametrize("text", [b"", b"no newline at all", b"one\n", b"one\ntw"])
-def test_repairing_a_journal_keeps_all_whole_lines(tmp_path, text):
-    journal = tmp_path / "optuna.journal"
-    journal.write_bytes(text)
-    repair_journal(journal)
-    assert journal.read_bytes() == b"".join(line for line in text.splitlines(True) if line.endswith(b"\n"))
 
 
 def test_a_study_is_driven_by_one_process_at_a_time(tmp_path):

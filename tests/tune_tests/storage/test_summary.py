@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import optuna
 import pytest
@@ -17,13 +16,12 @@ from optuna.trial import TrialState
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.host.optuna_journal import FACTS, read_journal
-from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.budget.ledger import DeviceSeconds, Ledger
 from bigbatch.tune.commands.show import show_main
 from bigbatch.tune.commands.studies import studies_main
 from bigbatch.tune.runs.run import Run, Runs
 from bigbatch.tune.storage.store import StudyStore
-from bigbatch.tune.storage.summary import find_study, list_studies, summarize
+from bigbatch.tune.storage.summary import list_studies, summarize
 from helpers.recorded_studies import add_recorded_trial, recorded_study
 from helpers.refusals import refused_command
 
@@ -147,24 +145,6 @@ def test_odd_things_beside_studies_never_break_the_list(tmp_path, capsys):
     assert "It has" in refused_command(capsys, show_main, ["empty", "--output", str(tmp_path)])
 
 
-def test_a_study_of_another_user_is_called_unreadable_and_the_others_are_listed(tmp_path, capsys, monkeypatch):
-    recorded_study(tmp_path / "mine").close()
-    recorded_study(tmp_path / "theirs").close()
-    stat = os.stat
-
-    def of_a_user(path, *args, **options):  # root may enter every folder, so permissions alone show nothing in a test
-        if "theirs/" in str(path):
-            raise PermissionError(13, "Permission denied", str(path))
-        return stat(path, *args, **options)
-
-    monkeypatch.setattr(os, "stat", of_a_user)
-    (tmp_path / "theirs" / "study.json").unlink()
-    assert studies_main(["--output", str(tmp_path)]) == 0
-    mine, theirs = sorted(capsys.readouterr().out.splitlines()[1:])
-    assert mine.split()[0] == "mine" and theirs.split()[:2] == ["theirs", "unreadable"]
-    refused_command(capsys, show_main, ["theirs", "--output", str(tmp_path)])
-
-
 def test_without_its_journal_a_study_is_listed_and_shown_from_its_tables(tmp_path, capsys):
     store = recorded_study(tmp_path / "one", 12)
     store.refresh(force=True)
@@ -180,18 +160,6 @@ def test_without_its_journal_a_study_is_listed_and_shown_from_its_tables(tmp_pat
         out = capsys.readouterr().out
         assert f"The best is trial {best.number}: validation top-1 {100 * best.value:.1f} %" in out
         (store.folder / "optuna.journal").touch()
-
-
-def test_a_study_is_found_by_its_name_its_folder_and_a_file_in_it(tmp_path, monkeypatch):
-    recorded_study(tmp_path / "runs" / "one").close()
-    monkeypatch.chdir(tmp_path)
-    for text in ("one", "runs/one", str(tmp_path / "runs" / "one"), "runs/one/best.json", "runs/one/study.json"):
-        (tmp_path / "runs" / "one" / "best.json").touch()
-        assert find_study(text, Path("runs")).resolve() == tmp_path / "runs" / "one"
-    with pytest.raises(ConfigError, match="none called 'two' in 'runs'. It has one"):
-        find_study("two", Path("runs"))
-    with pytest.raises(ConfigError, match="none called"):  # a list of names in quotes is too long for one
-        find_study("one " * 99, Path("one " * 99))
 
 
 def test_a_study_is_shown_while_it_runs_with_what_was_used(tmp_path, monkeypatch, capsys):

@@ -7,17 +7,14 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from bigbatch.tune.search.tuner import StopWhen
-from bigbatch.tune.trials.trial_manager import MOST_REFUSED
 from helpers.bridges import (
     EPOCHS,
-    BrokenSpace,
     Recorder,
     make_bridge,
     number_of,
     record,
     reopen,
     run_out,
-    set_space,
 )
 
 
@@ -80,17 +77,6 @@ def test_the_end_waits_for_trials_that_train_and_not_for_those_that_only_start(s
     assert store.study.trials[0].state == TrialState.WAITING
 
 
-@pytest.mark.parametrize(("outcome", "reason"), [(KeyError("lr"), "KeyError: 'lr'"), (None, "NoneType")])
-def test_a_space_that_only_gives_nonsense_ends_the_search_with_the_last_reason(store, monkeypatch, outcome, reason):
-    watcher = Recorder()
-    bridge = make_bridge(store, trials=100, observers=[watcher], strategy="random")
-    set_space(bridge, BrokenSpace(outcome))
-    assert bridge.suggest("a") == Searcher.FINISHED
-    assert f"{MOST_REFUSED} configurations in a row" in bridge.fatal and reason in bridge.fatal
-    assert [t.state for t in store.study.trials] == [TrialState.FAIL] * MOST_REFUSED
-    assert watcher.events == [], "no trial has begun, so none has ended"
-
-
 def test_attempts_that_are_killed_before_their_first_epoch_are_counted(store, monkeypatch):
     """Five kills, four workers, an hour each: 20 hours. The last heartbeat says up to when; see ``Ledger``."""
     for _ in range(5):
@@ -126,16 +112,3 @@ def test_an_observer_that_fails_is_left_behind_and_the_search_goes_on(store, cap
     assert store.study.trials[0].state == TrialState.COMPLETE and len(watcher.events) == EPOCHS + 2
     warnings = capsys.readouterr().err.strip().splitlines()
     assert len(warnings) == 1 and "without Faulty" in warnings[0] and "no route" in warnings[0]
-
-
-def test_tables_that_cannot_be_written_end_no_search(store, monkeypatch, capsys):
-    def full(**options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(store, "refresh", full)
-    bridge = make_bridge(store, concurrency=1)
-    for name in "ab":
-        bridge.suggest(name)
-        run_out(bridge, name, [0.1] * EPOCHS)
-    assert [t.state for t in store.study.trials] == [TrialState.COMPLETE] * 2
-    assert capsys.readouterr().err.count("No space left") == 1

@@ -1,7 +1,5 @@
 """What trials cost, what a budget or an allocation still admits, and how long an end waits."""
 
-import shutil
-
 import pytest
 from bigbatch.cluster.job.grant import TimeLeft
 from optuna.trial import TrialState
@@ -202,18 +200,3 @@ def test_in_a_job_the_wait_ends_before_the_job_kills_the_driver(margin_s):
     assert float(env["BIGBATCH_SAVE_S"]) <= max(60.0, margin_s - 30)
     wait = stop_wait_s([[record(1, 0.1, optimizer_steps=1, train_s=1e5)]], [], env)
     assert LEAST_WAIT_S <= wait < left.save_s
-
-
-def test_each_checkpoint_folder_is_removed_once_over_a_whole_search(store, monkeypatch):
-    removed: list[str] = []
-    remove = shutil.rmtree
-    monkeypatch.setattr(
-        "bigbatch.tune.storage.kept_checkpoints.shutil.rmtree",
-        lambda path, **more: (removed.append(str(path)), remove(path)),
-    )
-    bridge = make_bridge(store, trials=12, concurrency=1, strategy="random")
-    for i in range(12):
-        folder = store.checkpoint_folder(number_of(bridge.suggest(f"r{i}")))
-        folder.mkdir(parents=True)
-        run_out(bridge, f"r{i}", [i % 7 / 10] * EPOCHS)
-    assert len(removed) == len(set(removed)) == 11

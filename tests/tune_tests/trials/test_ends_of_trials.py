@@ -63,20 +63,6 @@ def test_a_trial_that_reaches_the_target_is_complete_with_its_hours(tmp_path):
     store.close()
 
 
-@pytest.mark.parametrize("strategy", ["tpe", "qmc"])
-def test_several_objectives_are_told_without_reports_and_the_strategy_goes_on(tmp_path, strategy):
-    store = store_of(tmp_path, "val_top1:max,epoch_s:min")
-    bridge = bridge_of(store, trials=14, concurrency=1, strategy=strategy)
-    for number in range(14):
-        bridge.suggest(str(number))
-        for epoch in range(1, EPOCHS + 1):
-            report(bridge, str(number), epoch, 0.1 + 0.01 * number, train_s=1.0 + number)
-    assert [t.values for t in store.study.trials] == [[pytest.approx(0.1 + 0.01 * n), 1.0 + n] for n in range(14)]
-    assert not any(t.intermediate_values for t in store.study.trials)
-    assert len(store.study.best_trials) == 14 == len(store.objectives.front(store.study.trials))
-    store.close()
-
-
 def test_a_violated_bound_ends_a_trial_and_the_sampler_sees_by_how_much(store):
     bridge = make_bridge(store, space=BoundedSpace(), concurrency=3)
     for ray_id in "abc":

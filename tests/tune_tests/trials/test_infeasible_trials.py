@@ -1,17 +1,13 @@
 """Searches of spaces with constraints: what is infeasible ranks nowhere, and what is refused costs no trial."""
 
-import math
 import statistics
-from pathlib import Path
 from typing import Any
 
 import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.search_spaces.trial import SpaceTrial
 from bigbatch.tune.console.findings import refusals_in_words
-from bigbatch.tune.runs.feasible import is_infeasible
 from bigbatch.tune.runs.frontier import counted_trials
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import trial_views
@@ -21,41 +17,6 @@ from bigbatch.tune.trials.trial_manager import MOST_REFUSED
 from helpers.simulated_search import Params, late_share, own_search
 
 SEEDS, LATE = range(2), 14
-WIDTHS = {"width": IntDistribution(8, 512, log=True), "lr": FloatDistribution(1e-4, 1.0, log=True)}
-
-
-def wide_is_slow(trial: SpaceTrial) -> None:
-    """Feasible up to a width of 100: 61 % of the range of its logarithm."""
-    trial.suggest_int("width", 8, 512, log=True)
-    trial.suggest_float("lr", 1e-4, 1.0, log=True)
-    trial.set_constraint("epoch_s", at_most=20.0)
-
-
-def wide_is_better(params: Params, epoch: int) -> dict[str, object]:
-    away = math.log10(params["lr"]) + 1.5
-    value = max(0.1, 0.6 + 0.06 * math.log2(params["width"] / 8) - 0.05 * away**2)
-    return {"val_top1": value * (1 - math.exp(-epoch)), "train_s": params["width"] / 5}
-
-
-def constrained(folder: Path, strategy: str, stopping: str, seed: int, **more: Any) -> list[FrozenTrial]:
-    search = own_search(
-        folder, WIDTHS, wide_is_slow, wide_is_better, strategy=strategy, stopping=stopping, seed=seed, **more
-    )
-    return search.run().trials
-
-
-def best_of(trials: list[FrozenTrial]) -> float:
-    """The best value of the trials that ran to their end."""
-    return max(t.values[0] for t in trials if t.state == TrialState.COMPLETE and t.values)
-
-
-@pytest.mark.parametrize("stopping", ["asha", "look"])
-def test_curves_proposes_what_probably_meets_the_constraints_although_the_best_values_lie_beyond(tmp_path, stopping):
-    found = [constrained(tmp_path / f"{seed}", "curves", stopping, seed) for seed in SEEDS]
-    shares = [late_share(trials, LATE, is_infeasible) for trials in found]
-    assert statistics.mean(shares) < 0.3, "a random search has 39 %; without a model of the bound it is 60 to 90 %"
-    highest = 0.6 + 0.06 * math.log2(100 / 8)
-    assert statistics.median(map(best_of, found)) > 0.95 * highest * (1 - math.exp(-4))
 
 
 def test_a_bound_on_the_hours_of_a_run_counts_before_any_run_has_reached_it(tmp_path):
@@ -72,21 +33,6 @@ def test_a_bound_on_the_hours_of_a_run_counts_before_any_run_has_reached_it(tmp_
         search = own_search(tmp_path / f"{seed}", sizes, space, record, strategy="curves", seed=seed)
         shares.append(late_share(search.run().trials, LATE, lambda trial: trial.params["size"] > 0.55))
     assert statistics.mean(shares) < 0.4, "of random ones 45 % take more than ten percent too long"
-
-
-def test_early_stopping_compares_with_no_infeasible_trial(tmp_path):
-    def space(trial: SpaceTrial) -> None:
-        trial.suggest_float("x", 0.0, 1.0)
-        trial.set_constraint("memory_bytes", at_most=1.0)
-
-    def record(params: Params, epoch: int) -> dict[str, object]:  # the best two thirds need too much memory
-        return {"val_top1": params["x"] + 0.01 * epoch, "memory_bytes": 2.0 if params["x"] > 0.33 else 0.5}
-
-    xs = {"x": FloatDistribution(0.0, 1.0)}
-    trials = own_search(tmp_path, xs, space, record, strategy="random", stopping="asha", trials=120).run().trials
-    allowed = [t for t in trials if not is_infeasible(t)]
-    done = [t for t in allowed if t.state == TrialState.COMPLETE]
-    assert allowed and len(done) >= len(allowed) / 9, "at two rungs, a third of those that compare goes on"
 
 
 ODD = {"n": IntDistribution(0, 99), "x": FloatDistribution(0.0, 1.0)}
