@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ import gpu
 import pytest
 
 from helpers.paths import ROOT
-from helpers.processes import clean_environment, processes_naming, wait_gone
+from helpers.processes import clean_environment, wait_gone
 
 BENCHMARKS = ROOT / "benchmarks"
 GPU = BENCHMARKS / "gpu.py"
@@ -76,29 +75,6 @@ def test_a_cut_step_ends_with_all_that_it_started_and_gathers_what_there_is(tmp_
     assert said["cut"].startswith("cut after") and result.read_text() == "some"
     wait_gone(mark)
     assert not gpu.State(tmp_path).passed(cut, "c1"), "a later call goes on with it"
-
-
-def test_results_that_are_there_survive_a_kill(tmp_path: Path) -> None:
-    """Each outcome is stored when its step ends, not at the end of all."""
-    mark = f"bigbatch-kill-{os.getpid()}"
-    code = (
-        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
-        f"import gpu, time; from pathlib import Path; folder = Path({str(tmp_path)!r})\n"
-        "steps = [gpu.Step('one', 1, 0, (sys.executable, '-c', '')),\n"
-        f"         gpu.Step('two', 1, 0, (sys.executable, '-c', 'import signal; signal.pause()  # {mark}'))]\n"
-        "gpu.run_steps(steps, gpu.State(folder), folder, 'c', 1e9, time.monotonic)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("=== two"):
-            break
-    process.kill()
-    process.wait()
-    (row,) = json.loads((tmp_path / "steps.json").read_text())
-    assert (row["name"], row["state"]) == ("one", "passed")
-    for line in processes_naming(mark):  # of a session of its own: a kill does not reach it
-        os.kill(int(line.partition(":")[0]), signal.SIGKILL)
 
 
 def script(*words: object, cwd: Path, timeout_s: float = 600, **env: str) -> subprocess.CompletedProcess[str]:
