@@ -90,7 +90,6 @@ def test_a_journal_and_the_folder_of_checkpoints_cost_as_much_in_a_study_of_thou
     for trials in (200, 800):
         store = StudyStore.create(tmp_path / str(trials), "s", {}, None)
         store._next_refresh = math.inf  # the tables are rewritten from time to time, see REFRESH_SHARE
-        store.choose_dropped = lambda trials, sizes, budget_bytes: []
         looks = work_of(monkeypatch, store, ("random", "look"), trials, True)
         storage = store.study._storage
         assert isinstance(storage, QuickJournal)

@@ -5,8 +5,9 @@ Together the checkpoints of paused trials may take as many bytes as are left fre
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,9 +23,6 @@ from bigbatch.tune.runs.study_index import StudyIndex
 
 SHARE = 0.5
 """Of the room that paused trials hold and that is left, by the file system or the site's quota, what they may hold."""
-ChooseDropped = Callable[[Sequence[FrozenTrial], Mapping[int, int], int], Sequence[int]]
-"""From all trials, the bytes of each paused one (by number) and the bytes that they may take together, to the numbers
-of those whose checkpoints go."""
 
 
 class CheckpointKeeper(StudyWithCheckpoints, Protocol):
@@ -44,9 +42,12 @@ class PausedCheckpoints(StudyIndex):
         self._store = store
         super().__init__()
 
-    def drop(self, choose: ChooseDropped) -> None:
-        """Remove checkpoints of paused trials until they fit. The study knows of each before its folder goes."""
-        trials = self.update(self._store.study)
+    def drop(self) -> None:
+        """Remove checkpoints of paused trials until they fit, those of the worst last values first.
+
+        The study knows of each before its folder goes.
+        """
+        self.update(self._store.study)
         self._learn_dropped()
         for number in sorted(self._unmeasured):
             if self._store.checkpoint_folder(number).exists():
@@ -55,7 +56,12 @@ class PausedCheckpoints(StudyIndex):
         left = space_left(self._store.folder).bytes if self._sizes else None
         if left is None:
             return
-        for number in choose(trials, self._sizes, int(SHARE * (left + sum(self._sizes.values())))):
+        held = sum(self._sizes.values())
+        room = int(SHARE * (left + held))
+        for number in sorted(self._sizes, key=lambda n: (self._gains.get(n, -math.inf), -n)):
+            if held <= room:
+                break
+            held -= self._sizes[number]
             self._store.study.set_user_attr(f"{DROPPED_ATTR}{number}", True)
             self._remove(number)
 
@@ -82,6 +88,7 @@ class PausedCheckpoints(StudyIndex):
 
     def _forget(self) -> None:
         self._sizes: dict[int, int] = {}
+        self._gains: dict[int, float] = {}
         self._unmeasured: set[int] = set()
         self._dropped: set[int] = set()
         self._attrs = 0
@@ -90,6 +97,8 @@ class PausedCheckpoints(StudyIndex):
         trial = trials[place]
         if is_paused(trial):
             self._unmeasured.add(trial.number)
+            if values := trial.intermediate_values:
+                self._gains[trial.number] = self._store.objectives.first.gain(values[max(values)])
         if CONTINUES_ATTR in trial.user_attrs:
             self._forget_one(int(trial.user_attrs[CONTINUES_ATTR]))
 

@@ -46,7 +46,7 @@ from bigbatch.tune.storage.description import (
     redact,
 )
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, write_frontier
-from bigbatch.tune.storage.kept_checkpoints import ChooseDropped, EndedCheckpoints, PausedCheckpoints
+from bigbatch.tune.storage.kept_checkpoints import EndedCheckpoints, PausedCheckpoints
 from bigbatch.tune.storage.patient_journal import Disk, open_journal, repair_journal
 from bigbatch.tune.storage.storage_url import DatabaseLost, check_database_file
 from bigbatch.tune.storage.turns import Agree, agree_at_once, deciding
@@ -77,8 +77,6 @@ class StudyStore:
         """The device hours that the study has used. Exists from the moment the folder is held."""
         self._next_refresh = 0.0
         self.disk = Disk(folder)
-        self.choose_dropped: ChooseDropped | None = None
-        """Which checkpoints of paused trials go if they need too much room; None: all stay."""
         self.study: optuna.Study
 
     drivers: Drivers | None = None
@@ -329,8 +327,7 @@ class StudyStore:
     def drop_checkpoints(self) -> None:
         """Remove checkpoints of ended trials, except the best ones' and those from which another trial may go on."""
         self._ended_checkpoints.drop()
-        if self.choose_dropped is not None:
-            self._paused_checkpoints.drop(self.choose_dropped)
+        self._paused_checkpoints.drop()
 
     @cached_property
     def _ended_checkpoints(self) -> EndedCheckpoints:

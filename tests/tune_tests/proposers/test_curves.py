@@ -148,7 +148,9 @@ def test_a_loss_without_a_known_worst_value_is_learned(odd: str) -> None:
         trials.append(made(params, names, {} if lost else values, ended, config={"epochs": 16}, **attrs))
         trials[-1].number = number
     encoder = CurveEncoder(facts)
-    learned = encoder.learn_all(trials)
+    study = new_study("minimize")
+    study.add_trials(trials)
+    learned = encoder.learn(study)
     asked = [drawn() for _ in range(200)]
     features = np.array([encoder.space.encode(params) for params in asked])
     mean, _ = learned.model.predict(CurvePoints(features, np.ones(200), np.full(200, -1)))
