@@ -15,20 +15,10 @@ from bigbatch.train_loop.config import (
     resolve_key,
 )
 
-_SMALLEST = {
-    "train_size": 2,
-    "num_classes": 0,
-    "image_size": 0,
-    "epochs": 1,
-    "workers": 1,
-    "memory_bytes": 0,
-    "max_micro_size": 1,
-}
-
 
 @dataclass(frozen=True)
 class Workload:
-    """The facts of one study. Raises ConfigError for impossible ones."""
+    """The facts of one study."""
 
     data: str
     """A data set's name, the path of an image folder, or ``FILE.py:FUNCTION``."""
@@ -59,12 +49,6 @@ class Workload:
     smaller_step: bool = True
     """Whether the images that fill no global batch make a smaller last step where they are many
     (``train_loop.config.last_step``). False where ``--set`` or the space decides."""
-
-    def __post_init__(self) -> None:
-        for name, smallest in _SMALLEST.items():
-            value = getattr(self, name)
-            if value < smallest:
-                raise ConfigError(f"workload.{name} must be at least {smallest}; got {value!r}. Check data and plan.")
 
     def config(self, changes: Mapping[str, object] | None = None) -> TrainConfig:
         """The TrainConfig of this workload, with ``changes`` (keys as in ``--set``) applied.

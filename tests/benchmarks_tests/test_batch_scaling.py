@@ -6,7 +6,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import batch_scaling as bench
-import pytest
 
 from bigbatch.train_loop.config import TrainConfig
 
@@ -15,18 +14,6 @@ def row(config: TrainConfig, top1: float | None) -> dict[str, Any]:
     failed = None if top1 is not None else "loss is nan"
     values = {"key": bench.training_key(config), "batch": config.batch.global_size, "seed": config.seed}
     return values | {"holdout_top1": top1, "failed": failed, "config": config.to_dict()}
-
-
-def test_the_rates_follow_each_methods_rule() -> None:
-    o = bench.parse(["--base-lr", "0.01"])
-    methods = [m for m in bench.METHODS if m != "found"]
-    rates = {m: [bench.configuration(m, b, o).optimizer.peak_lr for b in o.batches] for m in methods}
-    assert rates["sgd_fixed"] == [0.01] * 4
-    assert rates["sgd_linear"] == pytest.approx([0.01, 0.04, 0.16, 0.64])  # Goyal et al. 2017
-    assert rates["lars"] == pytest.approx([32 * (b / 32768) ** 0.5 for b in o.batches])  # NUS: 4 at 512, 32 at 32k
-    assert rates["lamb"] == pytest.approx([0.04 * (b / 32768) ** 0.5 for b in o.batches])  # You et al. 2020
-    configs = [bench.configuration(m, 256, o) for m in rates]
-    assert len({(c.epochs, c.model, c.data, c.batch, c.precise_bn) for c in configs}) == 1, "all else is equal"
 
 
 def test_what_is_finished_is_not_trained_again_and_a_cut_line_is(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Tables of curves: what a row may be, the inferred space, the readers, and their refusals."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ import optuna
 import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState
-from replay.curves import RecordedCurve
 from replay.readers import read_curves
 
 from bigbatch.train_loop.config import TrainConfig
@@ -94,19 +92,3 @@ def test_a_study_of_ours_gives_its_whole_and_its_diverged_runs(tmp_path: Path) -
     write_trials(study.trials, folder / "trials.parquet", loss)
     by_loss = read_curves(folder)
     assert by_loss.objective.direction == "minimize" and by_loss.best == pytest.approx(0.7)
-
-
-@pytest.mark.parametrize(
-    ("values", "seconds", "words"),
-    [
-        ((0.1, 0.2), (10.0, 20.0), "no curve of 3 epochs: 2 values"),
-        ((0.1, 0.2, math.nan), (10.0, 20.0, 30.0), "no curve"),
-        ((0.1, 0.2, 0.3), (10.0, 20.0), "2 seconds"),
-        ((0.1, 0.2, 0.3), (10.0, 20.0, 20.0), "must grow"),
-    ],
-)
-def test_no_curve_that_was_cut_off_is_replayed(
-    values: tuple[float, ...], seconds: tuple[float, ...], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        RecordedCurve({}, values, seconds, 3)

@@ -10,9 +10,7 @@ import pytest
 import search_arms as arms
 import search_efficiency as bench
 from invented_curves import invented_table
-from replay.curves import CurveTable, RecordedCurve
-from replay.search import Replay, ReplayedEpoch
-from search_outcomes import outcome_of, regret_at
+from replay.curves import CurveTable
 
 
 def run(folder: Path, *options: str) -> dict[str, Any]:
@@ -87,22 +85,3 @@ def test_stocks_rungs_are_those_of_rays_scheduler() -> None:
                 assert ours._stops(number, epoch, value) is stops
                 stopped |= {number} if stops else set()
     assert 5 < len(stopped) < 30
-
-
-TABLE = CurveTable("t", tuple(RecordedCurve({"lr": 0.1 * i}, (0.1 * i,), (36.0,), 1) for i in range(1, 6)))
-
-
-def epoch(hours: float, value: float | None, finished: bool = True) -> ReplayedEpoch:
-    return ReplayedEpoch(hours, round(10 * hours), {}, value, finished)
-
-
-def test_an_outcome_is_the_regret_of_finished_runs() -> None:
-    found = [epoch(0.1, 0.2), epoch(0.2, 0.5, finished=False), epoch(0.3, 0.1), epoch(0.4, 0.4)]
-    found.append(epoch(0.5, None, finished=False))
-    outcome = outcome_of(TABLE, Replay(found, [], 5))
-    assert outcome.hit_h is None, "the best row was seen, but has not finished"
-    assert outcome.improved == ((0.1, pytest.approx(0.3)), (0.4, pytest.approx(0.1)))
-    assert (outcome.trials, outcome.finished) == (5, 3)
-    hit = outcome_of(TABLE, Replay([*found, epoch(0.7, 0.5)], [], 6))
-    assert hit.hit_h == 0.7 and hit.improved[-1] == (0.7, 0.0)
-    assert [regret_at(TABLE, hit, hours) for hours in (0.05, 0.2, 0.4, 1.0)] == pytest.approx([0.4, 0.3, 0.1, 0.0])

@@ -47,7 +47,7 @@ class MemoryStore(StudyStore):
     """
 
     def __init__(self, folder: Path, earlier: optuna.Study | None) -> None:
-        self.folder, self.disk, self.choose_dropped = folder, Disk(folder), None
+        self.folder, self.disk = folder, Disk(folder)
         self.study = optuna.create_study(direction="maximize")
         for trial in earlier.get_trials(deepcopy=True) if earlier else ():
             self.study._storage.create_new_trial(self.study._study_id, template_trial=trial)

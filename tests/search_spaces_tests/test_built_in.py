@@ -10,7 +10,7 @@ from bigbatch.search_spaces import BUILT_IN, Space, Workload, check_space
 from bigbatch.search_spaces.distribution import Distribution
 from bigbatch.search_spaces.priors import global_batch_sizes, peak_lr_centre, trust_coefficient
 from bigbatch.search_spaces.trial import StandInTrial
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import TrainConfig
 
 DIGITS = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
 CIFAR = Workload("cifar", train_size=50_000, num_classes=10, image_size=32, model="resnet18", epochs=30)
@@ -29,19 +29,6 @@ def test_large_batches_are_searched_up_to_what_the_data_allow() -> None:
     assert global_batch_sizes(DIGITS) == (128, 256, 512, 1024)
     assert global_batch_sizes(IMAGENET) == (2048, 4096, 8192, 16384, 32768)
     assert global_batch_sizes(CIFAR) == (512, 1024, 2048, 4096)
-
-
-@pytest.mark.parametrize("train_size", [2, 3, 50, 800, 9469, 14_000_000])
-def test_batches_of_any_training_set_fit_it(train_size: int) -> None:
-    sizes = global_batch_sizes(Workload("d", train_size, 10, 32, "resnet18", epochs=2))
-    assert sizes
-    assert all(2 <= size <= train_size for size in sizes)
-    assert all(size & (size - 1) == 0 for size in sizes)
-
-
-def test_too_many_workers_for_the_data_are_refused_with_the_number_that_fits() -> None:
-    with pytest.raises(ConfigError, match=r"got 700 workers .* --workers 512"):
-        global_batch_sizes(on_workers(DIGITS, 700))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 6, 7, 8, 12, 24])

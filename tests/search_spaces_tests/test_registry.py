@@ -60,17 +60,6 @@ def test_a_file_and_its_functions_load(tmp_path: Path) -> None:
     assert (other.name, other.doc) == ("my_space:other", "My space.")
 
 
-def test_a_relative_path_loads_and_leaves_the_import_path_alone(tmp_path, monkeypatch):
-    write(tmp_path, "RATE = 0.5\n", "my_ranges.py")
-    write(tmp_path, "from my_ranges import RATE\n\n\ndef space(trial, workload):\n    return workload.config()\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_ranges", raising=False)
-    before = list(sys.path)
-    assert load_space("my_space.py").source == str(tmp_path / "my_space.py")
-    assert sys.path == before
-    assert not list(tmp_path.glob("__pycache__/my_space*"))
-
-
 def test_the_fingerprint_follows_the_text(tmp_path: Path) -> None:
     first = load_space(write(tmp_path, GOOD))
     again = load_space(write(tmp_path, GOOD))

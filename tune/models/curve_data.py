@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from optuna.study import Study
-from optuna.trial import FrozenTrial
 
 from bigbatch.tune.models.curve_history import Curve, CurveHistory
 from bigbatch.tune.models.curve_model import (
@@ -80,12 +79,6 @@ class CurveEncoder:
         curves = self._judged(self.history.shown(also))
         key = None if alone else self._trusted(curves)
         return self._learned(curves, key, also if len(curves) < len(self.history) else ())
-
-    def learn_all(self, trials: Sequence[FrozenTrial]) -> Learned | None:
-        """The model of these trials' curves, with the end of every one of them."""
-        self.history.take_in(trials)
-        curves = self._judged(self.history.curves())
-        return self._learned(curves, self._trusted(curves))
 
     def _learned(self, curves: Sequence[Curve], key: KnownKey, first: Collection[int] = ()) -> Learned | None:
         """The model of these curves and of the other studies that ``key`` names."""

@@ -63,11 +63,6 @@ def looked_of(trial: FrozenTrial, facts: SearchFacts) -> LookedRun | None:
     return LookedRun(gain(early), gain(trial.values[0]), value)
 
 
-def correlation(runs: Sequence[LookedRun]) -> float | None:
-    """Spearman's rank correlation of early values and ends, within the groups. None if nothing can be ranked."""
-    return rank_correlation([r.early for r in runs], [r.end for r in runs], [r.group for r in runs])
-
-
 def chance_of_little(runs: Sequence[LookedRun]) -> float:
     """The chance that early values say little about the ends of runs, after those that have ended.
 
@@ -75,7 +70,8 @@ def chance_of_little(runs: Sequence[LookedRun]) -> float:
     gives a normal posterior; the chance is its part below LITTLE_Z. Each further group of runs takes one degree of
     freedom. Runs that cannot be ranked leave the prior as it is.
     """
-    found, free = correlation(runs), len(runs) - 2 - len({run.group for run in runs})
+    found = rank_correlation([r.early for r in runs], [r.end for r in runs], [r.group for r in runs])
+    free = len(runs) - 2 - len({run.group for run in runs})
     precision, mean = PRIOR_SD**-2, PRIOR_Z
     if found is not None and free > 0:
         # The z of a correlation of 1 is infinite.

@@ -23,20 +23,7 @@ from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 
 
-class OneByOneSampler(BaseSampler):
-    """Samples each parameter by itself."""
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Empty: each parameter is sampled by itself."""
-        return {}
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, object]:
-        return {}
-
-
-class SobolSampler(OneByOneSampler):
+class SobolSampler(BaseSampler):
     """Trial number n takes point n of one scrambled Sobol sequence. Its dimensions are the names, in order.
 
     A point depends only on the seed, the names and the trial's number. So a resumed study samples the same points
@@ -58,6 +45,15 @@ class SobolSampler(OneByOneSampler):
         self._priors = dict(priors or {})
         self._number = -1
         self._point: np.ndarray = np.empty(0)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Empty: each parameter is sampled by itself."""
+        return {}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, object]:
+        return {}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 
 import optuna
-from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study
@@ -14,7 +13,7 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.train_loop.config.rules import is_own
-from bigbatch.tune.models.unit_space import OneByOneSampler, SobolSampler, random_part, value_at
+from bigbatch.tune.models.unit_space import SobolSampler
 from bigbatch.tune.proposers.own_strategy import own_pruner
 from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler, ShownSampler
 from bigbatch.tune.proposers.shown_trials import REDUCTION_FACTOR, shown_to_tpe
@@ -35,20 +34,6 @@ class PerTrialSampler(PassingSampler):
         if self._made is None or self._made[0] != trial.number:
             self._made = (trial.number, self._make(trial.number))
         return Asked(self._made[1], study, trial)
-
-
-class PriorSampler(OneByOneSampler):
-    """Draws each parameter at random, by seed, trial and name: from its soft prior if it has one, or from its range."""
-
-    def __init__(self, seed: int, priors: Mapping[str, LogNormal]) -> None:
-        self._seed, self._priors = seed, priors
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> object:
-        """A random value of one parameter."""
-        part = random_part(self._seed, trial.number, param_name)
-        return value_at(part, param_distribution, self._priors.get(param_name))
 
 
 def trial_seed(seed: int, number: int) -> int:
@@ -79,7 +64,7 @@ def sampler_factory(
     def make(number: int) -> BaseSampler:
         own = trial_seed(seed, number)
         if name == "random":
-            return PriorSampler(seed, known)
+            return SobolSampler((), seed, known)  # a name that it does not know is drawn at random
         design = SobolSampler(names, seed, known)
         if name == "qmc":
             return design

@@ -28,7 +28,6 @@ from bigbatch.tune.runs.run import count_ended, has_enough
 from bigbatch.tune.search.budgeting import confirmation_facts, left_to_confirm, reserve_of
 from bigbatch.tune.search.interrupts import StopRequest
 from bigbatch.tune.search.watch_thread import SearchWatch
-from bigbatch.tune.stoppers.early_look import checkpoints_to_drop
 from bigbatch.tune.storage.frontier_file import frontier_json
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
@@ -142,8 +141,7 @@ def make_bridge(
 ) -> OptunaBridge:
     from bigbatch.tune.trials.bridge import OptunaBridge
 
-    plan, capacity, facts = run.plan, run.capacity, facts_of(run.plan)
-    store.choose_dropped = lambda trials, sizes, budget: checkpoints_to_drop(trials, facts, sizes, budget)
+    plan, capacity = run.plan, run.capacity
 
     def lost() -> bool:
         if reason := capacity.lost():

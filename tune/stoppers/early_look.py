@@ -23,7 +23,7 @@ all runs at that part of them. In a study of thousands the model predicts the mo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from optuna.study import Study
@@ -205,39 +205,8 @@ def _goes_on(trial: FrozenTrial, at: int, epoch: int, study: Study) -> bool:
     return True
 
 
-def predicted_ends(trials: Sequence[FrozenTrial], facts: SearchFacts) -> dict[int, float]:
-    """Number of each trial with values → its predicted value at the end of its run, larger is better.
-
-    With too few trials for a model, the rank of its last value instead (``ranks_so_far``).
-    """
-    encoder = CurveEncoder(facts)
-    ends, first_of = _ends(encoder.learn_all(trials), encoder), encoder.history.first_number
-    return {t.number: ends[first_of(t.number)] for t in trials if first_of(t.number) in ends}
-
-
 def _ends(learned: Learned | None, encoder: CurveEncoder) -> dict[int, float]:
     """Number of each curve → its predicted value at the end. Without a model, ``ranks_so_far``."""
     if learned is None:
         return ranks_so_far(encoder.history.curves())
     return {c.number: float(end) for c, end in zip(learned.curves, learned.ends(), strict=True)}
-
-
-def checkpoints_to_drop(
-    trials: Sequence[FrozenTrial], facts: SearchFacts, sizes: Mapping[int, int], budget_bytes: int
-) -> list[int]:
-    """The paused trials whose checkpoints have to go, so that the others fit into the budget, worst predicted first.
-
-    Args:
-        sizes: number of each paused trial with a checkpoint → its bytes.
-        budget_bytes: what these checkpoints may take together.
-    """
-    held, dropped = sum(sizes.values()), list[int]()
-    if held <= budget_bytes:
-        return dropped
-    ends = predicted_ends(trials, facts)
-    for number in sorted(sizes, key=lambda n: (ends.get(n, -math.inf), -n)):
-        if held <= budget_bytes:
-            break
-        dropped.append(number)
-        held -= sizes[number]
-    return dropped

@@ -6,8 +6,9 @@ checkpoints of paused trials may take as many bytes as are left free beside them
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,9 +23,6 @@ from bigbatch.tune.runs.run import CONTINUES_ATTR, DROPPED_ATTR, Kind, before_eq
 
 SHARE = 0.5
 """Of the room that paused trials hold and that is left, by the file system or the site's quota, what they may hold."""
-ChooseDropped = Callable[[Sequence[FrozenTrial], Mapping[int, int], int], Sequence[int]]
-"""From all trials, the bytes of each paused one (by number) and the bytes that they may take together, to the numbers
-of those whose checkpoints go."""
 
 
 class CheckpointKeeper(StudyWithCheckpoints, Protocol):
@@ -64,8 +62,11 @@ def _best(trials: Sequence[FrozenTrial], facts: FrontierFacts | None, objectives
     return {number for _, number in found.values()}
 
 
-def drop_paused(store: CheckpointKeeper, choose: ChooseDropped) -> None:
-    """Remove checkpoints of paused trials until they fit. The study knows of each before its folder goes."""
+def drop_paused(store: CheckpointKeeper) -> None:
+    """Remove checkpoints of paused trials until they fit, those of the worst last values first.
+
+    The study knows of each before its folder goes.
+    """
     trials, there = store.study.get_trials(deepcopy=False), _listed(store)
     attrs = store.study._storage.get_study_user_attrs(store.study._study_id)  # study.user_attrs would copy all of them
     dropped = {int(key.removeprefix(DROPPED_ATTR)) for key in attrs if key.startswith(DROPPED_ATTR)}
@@ -77,9 +78,19 @@ def drop_paused(store: CheckpointKeeper, choose: ChooseDropped) -> None:
     if left is None:
         return
     sizes = {number: bytes_and_inodes(store.checkpoint_folder(number))[0] for number in paused}
-    for number in choose(trials, sizes, int(SHARE * (left + sum(sizes.values())))):
+    held = sum(sizes.values())
+    room = int(SHARE * (left + held))
+    for number in sorted(sizes, key=lambda number: (_last_gain(trials[number], store.objectives), -number)):
+        if held <= room:
+            break
+        held -= sizes[number]
         store.study.set_user_attr(f"{DROPPED_ATTR}{number}", True)
         shutil.rmtree(store.checkpoint_folder(number), ignore_errors=True)
+
+
+def _last_gain(trial: FrozenTrial, objectives: Objectives) -> float:
+    values = trial.intermediate_values
+    return objectives.first.gain(values[max(values)]) if values else -math.inf
 
 
 def _listed(store: CheckpointKeeper) -> set[int]:

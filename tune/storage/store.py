@@ -48,7 +48,7 @@ from bigbatch.tune.storage.description import (
 )
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, write_frontier
 from bigbatch.tune.storage.journal_file import Disk, open_journal, repair_journal
-from bigbatch.tune.storage.kept_checkpoints import ChooseDropped, drop_ended, drop_paused
+from bigbatch.tune.storage.kept_checkpoints import drop_ended, drop_paused
 from bigbatch.tune.storage.storage_url import DatabaseLost, check_database_file
 
 if TYPE_CHECKING:  # it imports SQLAlchemy, which the journal does not need
@@ -80,8 +80,6 @@ class StudyStore:
         """The device hours that the study has used. Exists from the moment the folder is held."""
         self._next_refresh = 0.0
         self.disk = Disk(folder)
-        self.choose_dropped: ChooseDropped | None = None
-        """Which checkpoints of paused trials go if they need too much room; None: all stay."""
         self.study: optuna.Study
 
     drivers: Drivers | None = None
@@ -333,8 +331,7 @@ class StudyStore:
     def drop_checkpoints(self) -> None:
         """Remove checkpoints of ended trials, except the best ones' and those from which another trial may go on."""
         drop_ended(self, self._frontier_facts)
-        if self.choose_dropped is not None:
-            drop_paused(self, self.choose_dropped)
+        drop_paused(self)
 
     def _frontier_facts(self) -> FrontierFacts | None:
         """What study.json says about the answer; None where the search has several objectives or a target."""

@@ -89,14 +89,6 @@ def test_a_run_that_may_still_begin_to_learn_and_one_whose_chance_level_is_not_k
     assert sum(curve.diverged for curve in learned_of(study_with("stuck")).curves) == 5
 
 
-def test_where_nothing_has_learnt_anything_there_is_a_proposal_all_the_same() -> None:
-    study = new_study()
-    for x in np.linspace(0, 1, 9).tolist():
-        add(study, x, dict.fromkeys(range(1, EPOCHS + 1), 0.1), TrialState.COMPLETE)
-    mean, sd = learned_of(study).model.predict(CurvePoints(np.array([[0.37]]), np.ones(1), np.array([-1])))
-    assert np.isfinite(mean).all() and (sd > 0).all()
-
-
 def test_other_studies_runs_that_have_learnt_nothing_say_as_much_as_their_diverged_ones() -> None:
     def predicted(diverged: bool) -> np.ndarray:
         trials = [KnownTrial(i, {"x": i / 16}, whole(0.9 - 0.02 * i), EPOCHS) for i in range(12)]

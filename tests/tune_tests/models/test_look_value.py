@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import spearmanr
 
 from bigbatch.tune.budget.budget import Limits
-from bigbatch.tune.models.look_value import LookedRun, chance_of_little, is_let_go, looked_of
+from bigbatch.tune.models.look_value import LookedRun, chance_of_little, is_let_go
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import CONTINUES_ATTR, GIVEN_ATTR, PAUSED_ATTR, RETRIES_ATTR
@@ -81,12 +81,6 @@ def test_a_budget_alone_pays_for_whole_runs_beyond_the_number_of_trials_that_was
     assert len(finished) >= 40 and sum(CONTINUES_ATTR in t.user_attrs for t in finished) >= 10
     for batch in BATCHES:
         assert sum(t.params[BATCH] == batch for t in finished) >= 10
-
-
-def test_a_look_that_does_not_come_before_the_end_says_nothing() -> None:
-    """Two epochs, the first of which warms up: the value at the look would be that of the end."""
-    config = {"epochs": 2, "schedule": {"warmup_epochs": 1.0}}
-    assert looked_of(made({}, {}, {1: 0.3, 2: 0.6}, config=config), FACTS) is None
 
 
 @pytest.mark.parametrize("against", [True, False])

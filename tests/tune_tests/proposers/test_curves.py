@@ -114,24 +114,6 @@ def test_fixed_values_stay_and_conditions_hold(number):
         assert all(NAMES[n]._contains(NAMES[n].to_internal_repr(v)) for n, v in found.items())
 
 
-def test_improvement_is_measured_within_the_frontiers_value():
-    """At batch 4096 all is worse. If its own best were not the bar, no candidate would be likely to pass it, and the
-    most uncertain one would be taken; so what is proposed there is near the best of its own."""
-    facts = SearchFacts(DIMENSIONS, 60, EPOCHS, 4, 1, FACTS.objective, frontier="batch")
-    study = new_study()
-    rng = np.random.default_rng(0)
-    for n in range(40):
-        batch = (256, 4096)[n % 2]
-        rate = float(10 ** rng.uniform(-3, 1))
-        fixed = {"optimizer": "sgd", "layers": 3, "one_minus_momentum": 0.1}
-        study.enqueue_trial({**fixed, "batch": batch, "lr": rate})
-        trial = study.ask()
-        suggest(trial, NAMES)
-        rise(study, trial, (0.95 if batch == 256 else 0.4) - 0.1 * math.log10(rate / 0.1) ** 2, EPOCHS)
-    away = [abs(math.log10(proposal(study, 40 + k, {"batch": 4096}, facts)["lr"] / 0.1)) for k in range(8)]
-    assert np.median(away) < 0.6
-
-
 def test_a_logarithmic_range_and_choices_that_are_numbers_are_placed_by_their_logarithm():
     assert position(0.1, FloatDistribution(0.01, 1.0, log=True)) == pytest.approx(0.5)
     assert position(1024, CategoricalDistribution((256, 1024, 4096))) == pytest.approx(0.5)
@@ -166,7 +148,9 @@ def test_a_loss_without_a_known_worst_value_is_learned(odd: str) -> None:
         trials.append(made(params, names, {} if lost else values, ended, config={"epochs": 16}, **attrs))
         trials[-1].number = number
     encoder = CurveEncoder(facts)
-    learned = encoder.learn_all(trials)
+    study = new_study("minimize")
+    study.add_trials(trials)
+    learned = encoder.learn(study)
     asked = [drawn() for _ in range(200)]
     features = np.array([encoder.space.encode(params) for params in asked])
     mean, _ = learned.model.predict(CurvePoints(features, np.ones(200), np.full(200, -1)))
@@ -216,18 +200,6 @@ def test_what_costs_six_times_the_median_is_four_times_more_than_usual() -> None
     assert expensive == pytest.approx(np.log(6 / USUAL), abs=0.1)
     longer = [curve(i, 10.0) for i in range(4)] + [curve(i, 10.0, epochs=60) for i in (4, 5)]
     assert surcharge(longer, at, range(6), np.array([[1.0]]))[0] == pytest.approx(expensive)
-
-
-def test_small_differences_unknown_costs_and_too_few_peers_say_nothing() -> None:
-    at, asked = np.array([[0.0], [0.0], [1.0], [1.0]]), np.array([[0.0], [1.0]])
-    slightly = [curve(0, 10.0), curve(1, 10.0), curve(2, 13.0), curve(3, 13.0)]
-    assert not surcharge(slightly, at, range(4), asked).any()
-    unknown = [curve(0, 10.0), curve(1, 10.0), curve(2, None), curve(3, None)]
-    assert not surcharge(unknown, at, range(4), asked).any()
-    far = [curve(0, 10.0), curve(1, 10.0), curve(2, 10.0), curve(3, 90.0)]
-    assert surcharge(far, at, range(4), asked)[1] > 0
-    assert not surcharge(far, at, [0, 1], asked).any(), "two peers"
-    assert not surcharge(far, at, [1, 2, 3], np.empty((0, 1))).any()
 
 
 def run(x: float, kind: str, epoch_s: float, more: float = 0.0) -> FrozenTrial:

@@ -8,9 +8,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from scipy.stats import ks_2samp
 
-from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.tune.models.unit_space import value_at
-from bigbatch.tune.proposers.samplers import sampler_factory
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import EPOCHS, SHORT_WARMUP, make_bridge, record, run_out
 
@@ -115,18 +113,3 @@ def test_a_trial_spared_once_and_stopped_later_is_ranked_where_it_was_spared(tmp
     store, bridge = with_a_spared_trial(tmp_path / "s", [0.1, 0.15, 0.2, 0.3], 4)  # twelve at the second rung
     assert [(t.state.name, t.last_step) for t in store.study.trials[:2]] == [("COMPLETE", 4), ("PRUNED", 3)]
     assert good_half(monkeypatch, bridge) == {0, 2}
-
-
-@pytest.mark.parametrize("sampler", ["random", "qmc"])
-def test_designs_draw_from_the_prior(sampler):
-    prior, low, high = LogNormal(1.0, 4.0), 1 / 16, 16.0
-    make = sampler_factory(sampler, 3, 400, ("lr",), {"lr": prior})
-    distribution = FloatDistribution(low, high, log=True)
-    study = optuna.create_study()
-    rates = []
-    for number in range(400):
-        frozen = optuna.trial.create_trial(value=0.0)
-        frozen.number = number
-        rates.append(make(number).sample_independent(study, frozen, "lr", distribution))
-    quantiles = [prior.value((place + 0.5) / 4000, low, high) for place in range(4000)]
-    assert ks_2samp(rates, quantiles).pvalue > 0.01

@@ -14,7 +14,6 @@ from bigbatch.tune.proposers.samplers import make_pruner
 from bigbatch.tune.proposers.shown_trials import SPARED_ATTR
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import CONTINUES_ATTR, DROPPED_ATTR, GIVEN_ATTR, PAUSED_ATTR, RETRIES_ATTR
-from bigbatch.tune.stoppers.early_look import checkpoints_to_drop, predicted_ends
 from bigbatch.tune.storage import kept_checkpoints
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
@@ -150,30 +149,6 @@ def test_it_is_not_over_while_a_trial_runs_that_may_yet_pause():
     assert strategy.is_over(study), "nothing is left that could be continued"
 
 
-def test_predictions_compare_trials_that_were_looked_at_in_different_epochs():
-    """A slow starter with a long warmup has the lower value now, at a later epoch; but those like it won."""
-    study, strategy = new_study(), make_strategy("random", "none", facts_of())
-
-    def curve(x: float, epochs: int) -> None:
-        study.enqueue_trial({"x": x, "batch": 256})
-        trial = study.ask()
-        trial._suggest("x", X), trial._suggest("batch", BATCH)
-        trial.set_user_attr("config", {"epochs": EPOCHS})
-        values = [0.1 + x * 0.04 * e if x > 0.5 else 0.5 + 0.005 * e for e in range(1, epochs + 1)]
-        go(study, strategy, trial, values)
-        study.tell(
-            trial, values[-1] if epochs == EPOCHS else None, state=None if epochs == EPOCHS else TrialState.PRUNED
-        )
-
-    for x in (0.1, 0.2, 0.9, 0.95):
-        curve(x, EPOCHS)
-    curve(0.15, 2)
-    curve(0.93, 6)
-    ends = predicted_ends(study.trials, facts_of())
-    assert study.trials[5].intermediate_values[6] < study.trials[4].intermediate_values[2]
-    assert ends[5] > ends[4]
-
-
 def look_of(study: optuna.Study, values: Mapping[int, float], epochs: int = EPOCHS) -> None:
     """A trial that was paused after these values."""
     study.enqueue_trial({"x": 0.5, "batch": 256})
@@ -194,20 +169,6 @@ def test_until_a_run_has_ended_the_looks_of_unequal_epochs_are_ranked_at_the_sam
         look_of(study, {1: 0.2, 2: 0.40 - 0.02 * place, 3: 0.5, 4: 0.6 + 0.01 * place})
     paused = strategy.to_continue(study)
     assert paused is not None and paused.number == 0
-    study.enqueue_trial(paused.params, user_attrs={CONTINUES_ATTR: 0})
-    study.ask()
-    order = sorted(predicted_ends(study.trials[:2], facts_of()).items())
-    assert order == [(0, 0.25), (1, 0.0)], "the better of two at their second epoch; the only one at its fourth"
-
-
-def test_checkpoints_go_worst_predicted_first_until_the_others_fit():
-    study, strategy = new_study(), make_strategy("random", "look", facts_of())
-    for x in (0.3, 0.9, 0.4, 0.7, 0.31):
-        a_trial(study, strategy, x)
-    sizes = dict.fromkeys(range(5), 100)
-    assert checkpoints_to_drop(study.trials, facts_of(), sizes, 500) == []
-    assert checkpoints_to_drop(study.trials, facts_of(), sizes, 320) == [1, 3]
-    assert set(checkpoints_to_drop(study.trials, facts_of(), sizes, 0)) == set(range(5))
 
 
 def paused_store(store: StudyStore, sizes: Mapping[float, int]) -> Strategy:
@@ -223,16 +184,8 @@ def paused_store(store: StudyStore, sizes: Mapping[float, int]) -> Strategy:
 def test_the_store_removes_them_and_the_study_knows_before(tmp_path, monkeypatch):
     store = StudyStore.create(tmp_path / "study", "s", {}, None)
     strategy = paused_store(store, {0.3: 50_000, 0.9: 50_000, 0.4: 50_000, 0.7: 50_000})
-    chosen: list[int] = []
-
-    def choose(trials, sizes, budget_bytes):
-        chosen.append(budget_bytes)
-        return checkpoints_to_drop(trials, facts_of(), sizes, budget_bytes)
-
-    store.choose_dropped = choose
     monkeypatch.setattr(kept_checkpoints, "space_left", lambda folder: SpaceLeft(10_000, None, "test", "test"))
     store.drop_checkpoints()
-    assert chosen[0] == pytest.approx(105_000, rel=0.1)
     left = [n for n in range(4) if store.checkpoint_folder(n).exists()]
     assert left == [0, 2] and {f"{DROPPED_ATTR}1", f"{DROPPED_ATTR}3"} == set(store.study.user_attrs)
     for _ in range(12):
