@@ -266,7 +266,6 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
         "accumulated": run("accumulated", ACCUMULATED) | {"local": len(local)},
         "running": run("running", changed(CONFIG, precise_bn="off")),
         "holdout": run("holdout", CONFIG, source=TinySource(holdout=9)),
-        "flipped": run("flipped", changed(CONFIG, test_flip=True)),
         "small_last": run("small_last", SMALL_LAST, build=dropout_first),
         "sync_bn": run("sync_bn", changed(CONFIG, sync_bn=True)),
         "poisoned": run("poisoned", CONFIG, source=TinySource(poison=5)),

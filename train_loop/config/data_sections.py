@@ -137,8 +137,6 @@ class DataConfig(Section, prefix="data."):
     on_bad_image: str = "fail"
     """``skip``: an image that cannot be read is replaced in training by the next one of its micro-batch, left out
     in validation, and counted."""
-    test_flip: bool = False
-    """Validation takes the mean of the logits of an image and of its mirror image."""
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     mix: MixConfig = field(default_factory=MixConfig)

@@ -49,7 +49,7 @@ RUNTIME_KEYS = (
 """How fast a run is, not what it computes: it may resume with others. ``on_bad_image`` is one of them,
 because a run that stopped at a bad image has not used it."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 LOSSES = ("cross_entropy", "bce")
 PRECISIONS = ("auto", "off", "bf16", "fp16")
 PRECISE_BN = ("auto", "on", "off")

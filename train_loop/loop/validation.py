@@ -87,21 +87,14 @@ def measure(run: Run, batches: Iterable[Batch], seen: SeenTargets | None = None)
     for metric in run.metrics.values():
         metric.reset()
     for images, labels in on_device(run, batches):
-        logits = _logits(run, images)
-        if run.config.data.test_flip:
-            logits = (logits + _logits(run, images.flip(3))) / 2
+        with run.step.autocast():
+            logits = in_float32(run.model(images))  # without DDP
         if seen is not None:
             seen.add(logits, labels)
         sums.add(loss_of(logits, labels), logits, labels)
         for metric in run.metrics.values():
             metric.update(logits, labels)
     return sums.values
-
-
-def _logits(run: Run, images: Nested) -> Nested:
-    """The model's outputs, of images float32 ``[N, num_classes]``, computed without DDP."""
-    with run.step.autocast():
-        return in_float32(run.model(images))
 
 
 def part_of(correct: float, images: float) -> float | None:

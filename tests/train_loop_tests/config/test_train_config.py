@@ -42,7 +42,7 @@ def test_every_key_survives_the_round_trip_through_json():
     }  # fmt: skip
     config = TrainConfig().replace_keys(changes)
     assert TrainConfig.from_json(config.to_json()) == config != TrainConfig()
-    assert json.loads(config.to_json())["schema_version"] == 3
+    assert json.loads(config.to_json())["schema_version"] == 4
     own = TrainConfig(epochs=3).replace_keys({"trainable.name": "net.py:train", "trainable.options": {"lr": 0.1}})
     assert TrainConfig.from_json(own.to_json()) == own and own.trainable.options == {"lr": 0.1}
     assert config.schedule.step_epochs == (1.0, 2.5)
@@ -144,7 +144,7 @@ def test_a_number_of_more_digits_than_python_reads_is_refused_in_one_line():
         (b'{"config": {"epochs": 9', "Expecting"),
         (b'{"epochs": 0}', "epochs must be"),
         (b'{"lr": 1}', "'lr'"),
-        (b'{"schema_version": 2}', "schema 3; got 2"),
+        (b'{"schema_version": 2}', "schema 4; got 2"),
         (b'{"config": {"epochs": 9, "seed": 1, "epochs": 5}}', "the key 'epochs' stands twice"),
         (b"[" * 100_000, "nested too deep"),
         (b'{"model": {"name": "\xe4"}}', "not UTF-8"),

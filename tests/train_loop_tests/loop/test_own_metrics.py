@@ -14,7 +14,6 @@ from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.loop import assembly, metrics
 from bigbatch.train_loop.loop.metrics import MetricSums
-from bigbatch.train_loop.plugins.metric_names import metric_name
 from bigbatch.train_loop.reporter import EpochRecord, epoch_line
 from helpers import own_metrics
 from helpers.loop_references import run
@@ -142,11 +141,6 @@ def test_an_object_that_cannot_share_its_sums_is_refused_over_several_workers(tm
     info = DataInfo("d", None, 8, 8, 2, 0, 0, (), "small")
     with pytest.raises(ConfigError, match="no torchmetrics.Metric"):
         metrics.build_metrics([f"{write_metrics(tmp_path)}:Plain"], info, world)
-
-
-def test_names_follow_from_functions_and_classes() -> None:
-    words = ("net.py:miou", "torchmetrics/MulticlassF1Score", "net.py:MeanIoU", "my-score")
-    assert [metric_name(word) for word in words] == ["miou", "multiclass_f1_score", "mean_io_u", "my_score"]
 
 
 @pytest.mark.parametrize(("scores", "right"), [(1, None), (2, 2.0)])

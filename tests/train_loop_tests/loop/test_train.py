@@ -176,16 +176,6 @@ def test_nan_loss_says_epoch_step_rate_and_value(monkeypatch: pytest.MonkeyPatch
     assert len(reporter.records) == epoch
 
 
-def test_infinite_validation_loss_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = TinySource()
-    source.val[0][3] = math.inf
-    install(monkeypatch.setattr, source=source)
-    reporter = ListReporter()
-    with pytest.raises(NonFiniteLossError, match="validation loss is nan after epoch 1"):
-        run(CONFIG, reporter=reporter)
-    assert reporter.records == []
-
-
 def test_each_micro_batch_has_random_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
     install(monkeypatch.setattr, watched(lambda module, _: module.training and seeds.append(torch.initial_seed())))

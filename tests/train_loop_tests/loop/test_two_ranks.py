@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from bigbatch.train_loop.data.sampling import holdout_rows
 from bigbatch.train_loop.errors import is_lost_peer
@@ -161,31 +160,6 @@ def test_two_ranks_that_were_stopped_within_an_epoch_end_bit_identical(pair):
 
 def _without_scale(records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "noise_scale"} for row in untimed(records)]
-
-
-def test_the_mean_of_image_and_mirror_is_validated_on_any_number_of_ranks(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Against the definition, from the last checkpoint's weights: 23 images, on one rank and on two."""
-    folder, outcomes = pair
-    built = install(monkeypatch.setattr)
-    flipped = changed(CONFIG, test_flip=True)
-    one = run(flipped, checkpoint_dir=tmp_path)[-1]
-    plain = run(CONFIG)[-1]
-    records = [outcome["flipped"]["records"][-1] for outcome in outcomes]
-    assert records[0]["val_loss"] == records[1]["val_loss"]
-    images, labels = TinySource().val
-    for path, val_loss, val_top1 in (
-        (tmp_path, one.val_loss, one.val_top1),
-        (folder / "flipped", records[0]["val_loss"], records[0]["val_top1"]),
-    ):
-        model = built.model
-        model.load_state_dict(torch.load(path / "latest.pt", weights_only=True)["model"])
-        with torch.no_grad():
-            logits = (model.eval()(images) + model(images.flip(-1))).double() / 2
-        assert val_loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
-        assert val_top1 == pytest.approx((logits.argmax(1) == labels).double().mean().item())
-    assert one.train_loss == plain.train_loss and one.val_loss != plain.val_loss  # in validation alone
 
 
 def test_without_the_noise_scale_the_same_is_trained(pair: Pair) -> None:

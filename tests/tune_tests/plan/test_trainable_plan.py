@@ -75,7 +75,7 @@ def test_the_function_gets_what_its_space_returns_and_the_study_keeps_only_that(
     found = plan(seed=3)
     assert found.trials == 5 and found.max_epochs == 7 and found.objectives.text == "accuracy:max"
     trainable = {"name": f"{own}:train", "options": {"lr": 0.5, "layers": [8, 16]}}
-    assert sampled(found) == {"schema_version": 3, "epochs": 7, "seed": 3, "trainable": trainable}
+    assert sampled(found) == {"schema_version": 4, "epochs": 7, "seed": 3, "trainable": trainable}
     assert found.to_dict()["trainable"] == f"{own}:train" and set(found.ranges) == {"lr", "last"}
     assert found.space.initial_points(found.workload) == [{"lr": 0.5, "last": 16}]
     assert not found.enqueued and found.frontier is None and str(found.confirm) == "none"
