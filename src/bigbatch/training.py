@@ -108,7 +108,7 @@ def _train_here(task: RunPlan, keeps: bool) -> TrainResult:
         with signals if main else nullcontext():
             result = loop.train(
                 task.config,
-                reporter=_Reporter(signals),
+                reporter=PrintReporter(stop_requested=lambda: signals.first is not None),
                 checkpoint_dir=task.checkpoint_dir,
                 checkpoint_every_s=task.checkpoint_every_s,
                 stage_folder=task.stage_folder,
@@ -122,18 +122,6 @@ def _train_here(task: RunPlan, keeps: bool) -> TrainResult:
         raise KeyboardInterrupt from None
     finally:
         hold.close()
-
-
-class _Reporter(PrintReporter):
-    """Prints epochs, and asks for the end after a signal."""
-
-    def __init__(self, signals: StopSignals) -> None:
-        super().__init__()
-        self._signals = signals
-
-    def stop_requested(self) -> bool:
-        """Whether a signal has come."""
-        return self._signals.first is not None
 
 
 def _train_by_torchrun(task: RunPlan, words: Sequence[str]) -> TrainResult:

@@ -1,4 +1,4 @@
-"""How many trials share a GPU as a search goes on, and when one is said to be idle."""
+"""How many trials share a GPU as a search goes on."""
 
 import json
 from dataclasses import replace
@@ -12,15 +12,13 @@ from optuna.trial import TrialState
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.train_loop.reporter import SAY_AGAIN_S
 from bigbatch.tune.plan import checked_plan
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.machine import AT_MOST, Machine, Node
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.runs.run import CONTINUES_ATTR, EPOCH_ATTR, TRIALS_PER_GPU_ATTR, WORKERS_ATTR
 from bigbatch.tune.search.capacity import Capacity
-from bigbatch.tune.search.gpu_use import IdleGpus, TrialsPerGpu, room_on_a_gpu
+from bigbatch.tune.search.gpu_use import TrialsPerGpu, room_on_a_gpu
 from bigbatch.tune.search.running import SearchRun
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import EPOCHS, make_bridge, record, task_of
@@ -200,46 +198,3 @@ def test_two_neighbours_that_both_lack_memory_lower_the_number_once(search) -> N
         four.bridge.fail(name, "DeviceMemoryError: CUDA out of memory", FailureKind.DEVICE_MEMORY)
     assert four.run.plan.sharing.at_most == four.run.capacity.per_gpu == 3 and len(four.said) == 1
     assert four.start("e") == [{"CPU": 5.0, "GPU": 0.3333}], "beside two quarters of the GPU"
-
-
-class Search:
-    """Epochs of 200 s, of which 40 s are validation; what the observer said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.now = 0.0
-        self.observer = IdleGpus(self.said.append, lambda: self.now)
-
-    def epochs(self, trial: int, *busy: float | None) -> list[str]:
-        view = TrialView(number=trial, params={}, config=None)
-        for part in busy:
-            self.observer.epoch_ended(view, {"train_s": 160.0, "val_s": 40.0, "gpu_utilization": part})
-        said, self.said[:] = list(self.said), []
-        return said
-
-
-def test_ten_minutes_of_an_idle_gpu_are_said_with_the_trial() -> None:
-    search = Search()
-    assert search.epochs(7, 0.1, 0.1) == []
-    (line,) = search.epochs(7, 0.04)
-    assert "trial 7" in line and "8 % of 10 minutes" in line and "--profile-steps 50" in line
-
-
-def test_busy_gpus_and_gpus_that_nobody_measures_are_not_mentioned() -> None:
-    search = Search()
-    assert search.epochs(1, *[0.9] * 10) == []
-    assert search.epochs(2, *[None] * 10) == []
-    assert search.epochs(3, *[0.0, 0.0, 0.7] * 4) == [], "23 % of the time"
-
-
-def test_it_is_said_at_most_once_an_hour() -> None:
-    search = Search()
-    assert len(search.epochs(1, *[0.0] * 30)) == 1
-    assert search.epochs(2, *[0.0] * 30) == []
-    search.now += SAY_AGAIN_S
-    assert len(search.epochs(2, *[0.0] * 3)) == 1
-
-
-def test_epochs_of_several_trials_are_not_added_up() -> None:
-    search = Search()
-    assert [line for trial in range(5) for line in search.epochs(trial, 0.0, 0.0)] == []
