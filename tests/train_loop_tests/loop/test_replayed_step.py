@@ -289,18 +289,6 @@ def test_shapes_that_change_from_step_to_step_are_not_recorded_again_and_again(
     assert "the batches of an epoch differ in shape" in note
 
 
-@pytest.mark.parametrize(("reserved", "fits"), [(4, False), (5, True)])
-def test_a_recording_has_room_for_a_second_step_and_the_comparison(
-    reserved: int, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 20: a step has 7, of which 2 stay. What torch keeps without need counts as free."""
-    sizes = {"mem_get_info": (11, 20), "memory_reserved": reserved, "memory_allocated": 2, "max_memory_allocated": 7}
-    for name, value in sizes.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    said = CudaGraphs(torch.device("cuda", 0)).lacks_room()
-    assert said == ("" if fits else "the device has no memory for a second step beside the first")
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
