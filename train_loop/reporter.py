@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TextIO
@@ -252,58 +251,27 @@ class ListReporter:
         return False
 
 
-IDLE_WINDOW_S = 600.0
-IDLE_BELOW = 0.2
-"""A GPU that is busy less than this part of IDLE_WINDOW_S is called idle. Centres write to its user about then."""
-SAY_AGAIN_S = 3600.0
+class PrintReporter:
+    """Prints a line for each epoch, on rank 0 only, and hands the record to ``tracker``.
 
-
-class IdleWatch:
-    """Watches ``gpu_utilization`` of the records of runs, where NVML measures it.
-
-    A run whose GPU computed in less than IDLE_BELOW of at least IDLE_WINDOW_S of epochs is mentioned, and then none
-    for SAY_AGAIN_S.
-
-    Args:
-        say: prints a line.
-        clock: seconds.
+    ``stop_requested``: whether the run is to stop, with a checkpoint.
     """
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._say, self._clock = say, clock
-        self._seen: dict[str, tuple[float, float]] = {}
-        """By run: seconds of its epochs, and seconds in which its GPU computed."""
-        self._quiet_until = clock()
-
-    def add(self, run: str, epoch_s: float, busy: float | None) -> None:
-        """Add an epoch; ``busy``: its ``gpu_utilization``."""
-        if busy is None:
-            return
-        seconds, computed = self._seen.pop(run, (0.0, 0.0))
-        seconds, computed = seconds + epoch_s, computed + busy * epoch_s
-        if seconds < IDLE_WINDOW_S:
-            self._seen[run] = seconds, computed
-        elif computed < IDLE_BELOW * seconds and self._clock() >= self._quiet_until:
-            self._quiet_until = self._clock() + SAY_AGAIN_S
-            self._say(
-                f"a GPU of {run} computed in only {100 * computed / seconds:.0f} % of {seconds / 60:.0f} minutes. "
-                "bigbatch train --profile-steps 50 says what it waits for"
-            )
-
-
-class PrintReporter:
-    """Prints a line for each epoch, on rank 0 only, and hands the record to ``tracker``."""
-
-    def __init__(self, rank: int = 0, file: TextIO | None = None, tracker: Tracker | None = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        file: TextIO | None = None,
+        tracker: Tracker | None = None,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._file = (file or sys.stdout) if rank == 0 else None
         self._tracker = tracker if rank == 0 else None
+        self.stop_requested = stop_requested
         self._pace, self._lines = ProgressPace(WRITE_EVERY_S), ProgressLines()
-        self._idle = IdleWatch(lambda text: self._say(f"warning: {text}"))
 
     def report(self, record: EpochRecord) -> None:
         """Print a line for the epoch."""
         self._say(epoch_line(record))
-        self._idle.add("this run", record.train_s + record.val_s, record.gpu_utilization)
         if self._tracker is not None:
             self._tracker(record)
 

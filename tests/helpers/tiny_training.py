@@ -266,7 +266,6 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
         "accumulated": run("accumulated", ACCUMULATED) | {"local": len(local)},
         "running": run("running", changed(CONFIG, precise_bn="off")),
         "holdout": run("holdout", CONFIG, source=TinySource(holdout=9)),
-        "flipped": run("flipped", changed(CONFIG, test_flip=True)),
         "small_last": run("small_last", SMALL_LAST, build=dropout_first),
         "sync_bn": run("sync_bn", changed(CONFIG, sync_bn=True)),
         "poisoned": run("poisoned", CONFIG, source=TinySource(poison=5)),
@@ -275,10 +274,7 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
         "resumed": run("stopped", CONFIG),
         "dropped": run("dropped", CONFIG, reporter=DropsAt(1 if rank == 1 else 1000))
         | {"checkpoint": (folder / "dropped" / "latest.pt").exists()},
-        "apart": _apart(folder, rank),
-        "unmeasured": run("unmeasured", changed(CONFIG, noise_scale=False)),
         "bf16": run("bf16", changed(CONFIG, bf16_gradients=True)),
-        "bf16_unmeasured": run("bf16_unmeasured", changed(CONFIG, bf16_gradients=True, noise_scale=False)),
         "found": run("found", FOUND, build=LeavesOut),
         "centred": run("centred", CONFIG, build=Centred),
         "centred_stopped": run("centred2", CONFIG, build=Centred, reporter=StopsAt(2 if rank == 1 else 1000)),
@@ -299,22 +295,6 @@ def _case_noise(folder: Path, rank: int) -> dict[str, Any]:
     for micro_size in (32, 16):
         train(changed(config, micro_size=micro_size), reporter=reporter, device=torch.device("cpu"))
     return {"seen": seen, "found": [record.noise_scale for record in reporter.records]}
-
-
-def _apart(folder: Path, rank: int) -> dict[str, Any]:
-    """Only rank 0 sees the checkpoint. With how often each rank opens one to read it."""
-    own = folder / f"apart-{rank}"
-    if rank == 0:
-        own.mkdir()
-        (own / "latest.pt").write_bytes((folder / "equal" / "latest.pt").read_bytes())
-    opened: list[str] = []
-
-    def hear(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and str(arguments[0]).endswith(".pt") and str(own) in str(arguments[0]):
-            opened.append(Path(arguments[0]).name)
-
-    sys.addaudithook(hear)
-    return outcome(own, CONFIG) | {"opened": opened}
 
 
 def be_a_rank(cases: Mapping[str, Callable[[Path, int], dict[str, Any]]]) -> None:

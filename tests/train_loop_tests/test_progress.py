@@ -1,7 +1,6 @@
 """How far a run is within its epoch: from the loop to the line that a person sees."""
 
 import io
-from dataclasses import replace
 
 import torch
 
@@ -15,7 +14,7 @@ from bigbatch.train_loop.progress import (
     progress_file,
     read_progress,
 )  # fmt: skip
-from bigbatch.train_loop.reporter import EpochRecord, ListReporter, PrintReporter
+from bigbatch.train_loop.reporter import ListReporter, PrintReporter
 from helpers.tiny_training import CONFIG
 
 
@@ -94,20 +93,6 @@ def test_a_run_without_ray_prints_a_line_a_minute_on_rank_0():
     assert outs[1].getvalue() == ""
 
 
-def test_a_full_run_says_on_rank_0_that_its_gpu_hardly_computes():
-    outs = [io.StringIO(), io.StringIO()]
-    for rank, out in enumerate(outs):
-        reporter = PrintReporter(rank, out)
-        for epoch in (1, 2):
-            reporter.report(replace(run_of_an_epoch(), epoch=epoch, train_s=300.0, gpu_utilization=0.05))
-    first, second, said = outs[0].getvalue().splitlines()
-    assert first.startswith("epoch 1/3") and second.startswith("epoch 2/3")
-    assert (
-        said.startswith("warning: a GPU of this run computed in only 5 % of 10 minutes") and "--profile-steps" in said
-    )
-    assert outs[1].getvalue() == ""
-
-
 def test_the_driver_of_a_run_prints_what_its_worker_wrote_and_removes_the_file(tmp_path, capsys):
     path = progress_file(tmp_path / "train.log")
     printer = RecordPrinter(tmp_path / "records.jsonl", path)
@@ -120,10 +105,3 @@ def test_the_driver_of_a_run_prints_what_its_worker_wrote_and_removes_the_file(t
     assert capsys.readouterr().out == "epoch 1: step 3 of 9\n"
     printer.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def run_of_an_epoch():
-    return EpochRecord(
-        epoch=1, epochs=3, train_loss=1.0, train_top1=0.5, val_loss=1.0, val_top1=0.5, learning_rate=0.1,
-        optimizer_steps=4, skipped_steps=0, images_per_s=10.0, train_s=1.0,
-    )  # fmt: skip

@@ -124,8 +124,6 @@ class DataConfig(Section, prefix="data."):
     drop_last: bool = True
     """Leave out, in each epoch, the images that fill no global batch. False: they make a smaller last step, at the
     large one's rate."""
-    test_flip: bool = False
-    """Validation takes the mean of the logits of an image and of its mirror image."""
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     mix: MixConfig = field(default_factory=MixConfig)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from bigbatch.base.atomic_files import write_json, write_text
 from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.base.streams import reader_may_leave
+from bigbatch.base.waits import SAME_SIGNAL_S
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
 from bigbatch.train_loop.config.last_step import last_step_in_words
 from bigbatch.train_loop.config.rules import shown_name
@@ -45,6 +46,7 @@ from bigbatch.train_loop.host.command_line import add_part_options, check_writab
 from bigbatch.train_loop.host.disk_space import DiskFull, describe_full_disk, full_errno
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.train_loop.host.ranks import Launch, find_launch
+from bigbatch.train_loop.host.signals import SAVING, STOP_SIGNALS, StopSignals, say_from_handler
 from bigbatch.train_loop.launch.checks import (
     check_output,
     check_output_room,
@@ -70,7 +72,7 @@ from bigbatch.train_loop.launch.wandb_run import (
 )
 from bigbatch.train_loop.loop.oom_retry import config_after_oom, read_halvings
 from bigbatch.train_loop.plugins.metric_names import checked_metrics
-from bigbatch.train_loop.reporter import EpochRecord, Tracker, best_record
+from bigbatch.train_loop.reporter import EpochRecord, PrintReporter, Tracker, best_record
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
@@ -204,14 +206,19 @@ def look_together(data: DataConfig, launch: Launch | None) -> tuple[DataInfo, Fo
 
 def train_without_ray(task: RunPlan, launch: Launch, tracker: Tracker | None) -> Sequence[EpochRecord]:
     """Train this rank's part of the run. Raises the errors of ``train``."""
-    from bigbatch.train_loop.host.signals import STOP_SIGNALS
     from bigbatch.train_loop.launch.joined_ranks import joined_ranks
-    from bigbatch.train_loop.launch.listeners import StopOnSignal
     from bigbatch.train_loop.loop.train import train
 
+    def asked(signum: int) -> None:
+        if launch.rank == 0:
+            say_from_handler(SAVING)
+
     with joined_ranks(launch, task.config.data, task.stage_folder, task.meeting) as device:
-        signals = STOP_SIGNALS if launch.by == "srun" else (signal.SIGINT,)
-        reporter = StopOnSignal(launch.rank, signals, tracker)
+        # If a rank fails, torchrun ends the others with SIGTERM, which is therefore no request.
+        stops = STOP_SIGNALS if launch.by == "srun" else (signal.SIGINT,)
+        signals = StopSignals(asked, stops, also_ignored=True, same_signal_s=SAME_SIGNAL_S)
+        signals.take()
+        reporter = PrintReporter(launch.rank, None, tracker, lambda: signals.first is not None)
         try:
             result = train(
                 task.config,
@@ -223,7 +230,7 @@ def train_without_ray(task: RunPlan, launch: Launch, tracker: Tracker | None) ->
                 scan=task.scan,
             )
         except TrainingStopped as stop:
-            stop.signum = reporter.signum
+            stop.signum = signals.first
             raise
     return result.history
 

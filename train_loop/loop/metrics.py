@@ -7,10 +7,8 @@ and the values of a plain function are averaged over all examples.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -25,7 +23,6 @@ from bigbatch.train_loop.plugins.metric_names import KEY, TORCHMETRICS, checked_
 from bigbatch.train_loop.plugins.nested import Nested, example_count
 from bigbatch.train_loop.plugins.registry import OwnFunction, load_function, users_code
 
-_log = logging.getLogger(__name__)
 NAMES = ("loss", "correct", "images")
 _NAN, _INF, _MINUS_INF = 3.0, 2.0, 1.0
 _VALUES = {_NAN: math.nan, _INF: math.inf, _MINUS_INF: -math.inf}
@@ -261,17 +258,9 @@ def _of_torchmetrics(word: str, info: DataInfo) -> object:
 
 
 def values_of(metrics: Mapping[str, ValidationMetric], prefix: str) -> dict[str, float | None]:
-    """The values after validation, by their whole names; None for what is no finite number, which the log says."""
-    found: dict[str, float | None] = {}
-    for name, metric in metrics.items():
-        for suffix, value in metric.values().items():
-            whole = f"{prefix}_{name}{suffix}"
-            found[whole] = value if math.isfinite(value) else None
-            if not math.isfinite(value):
-                _say_once(whole, str(value))
-    return found
-
-
-@functools.cache
-def _say_once(name: str, value: str) -> None:
-    _log.warning("metric %s is %s; it is null in the tables where that is so", name, value)
+    """The values after validation, by their whole names; None for what is no finite number."""
+    return {
+        f"{prefix}_{name}{suffix}": value if math.isfinite(value) else None
+        for name, metric in metrics.items()
+        for suffix, value in metric.values().items()
+    }

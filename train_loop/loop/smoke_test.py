@@ -7,7 +7,6 @@ import io
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, cast
 
 import torch
 from torch import nn
@@ -77,11 +76,6 @@ def _small(config: TrainConfig) -> TrainConfig:
 
 def _train_and_validate(run: Run, needs_top1: bool) -> None:
     config = run.config
-    if _counts_classes(run) and run.source.info.num_classes == 1:
-        raise ConfigError(
-            f"training needs at least 2 classes; got 1 from data.name={config.data.name}, of which loss={config.loss} "
-            "learns nothing. Correct its num_classes or targets, or write --loss FILE.py:FUNCTION."
-        )
     handle = run.model.register_forward_hook(_check_logits(run)) if _counts_classes(run) else None
     for step in itertools.islice(run.source.train_steps(config.seed, 0, run.split, 0), 1):
         take_step(run, step, config.optimizer.peak_lr * 1e-3)  # a whole rate without warmup may explode at once
@@ -135,36 +129,19 @@ def _check_loss(run: Run) -> None:
 
 def _check_state(run: Run) -> None:
     """Raise ConfigError if a run could not go on from its checkpoint: with a network that is built again."""
-    config = run.config
-    _read_again(
-        run.optimizer.state_dict(), f"the state of optimizer.name={config.optimizer.name}", "optimizer.state and groups"
-    )
-    if not is_own(config.model.name):  # torchvision's and timm's are built alike each time
-        return
-    model = f"the state_dict of model.name={config.model.name}"
-    state = _read_again(run.model.state_dict(), model, "get_extra_state")
+    config, file = run.config, io.BytesIO()
     try:
-        build_model(config.model, run.source.info).load_state_dict(state)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip(" \t.")
-        raise ConfigError(
-            f"{model} must keep the names and shapes with which it is built, or a run cannot resume; got {reason}. "
-            "Make parameters and buffers in __init__, or write register_buffer(…, persistent=False)."
-        ) from None
-
-
-def _read_again(state: dict[str, Any], what: str, where: str) -> dict[str, Any]:
-    """``state`` as a checkpoint gives it back. Raises ConfigError if it cannot."""
-    file = io.BytesIO()
-    try:
-        torch.save(state, file)
+        torch.save([run.model.state_dict(), run.optimizer.state_dict()], file)
         file.seek(0)
-        # As checkpoints are read, which can then hold no code.
-        return cast("dict[str, Any]", torch.load(file, weights_only=True))
+        model, _ = torch.load(file, weights_only=True)  # as checkpoints are read, which can then hold no code
+        if is_own(config.model.name):  # torchvision's and timm's are built alike each time
+            build_model(config.model, run.source.info).load_state_dict(model)
     except Exception as error:
+        reason = " ".join(str(error).split())[-200:].removesuffix(".")
         raise ConfigError(
-            f"{what} must be tensors and numbers, or a run cannot resume; got {' '.join(str(error).split())[:120]}. "
-            f"Keep others out of {where}."
+            f"the states of model.name={config.model.name} and optimizer.name={config.optimizer.name} must be tensors "
+            f"and numbers, under the names and shapes with which they are built, or a run cannot resume; got {reason}. "
+            "Make parameters and buffers in __init__, or write register_buffer(…, persistent=False)."
         ) from None
 
 

@@ -94,9 +94,8 @@ def measure(run: Run, batches: Iterable[Batch], seen: SeenTargets | None = None)
         missing = whole - count if isinstance(images, torch.Tensor) and len(images) == count < whole else 0
         if missing:
             images = F.pad(images, [0, 0] * (images.ndim - 1) + [0, missing])  # black images
-        logits = _logits(run, images)
-        if run.config.data.test_flip:
-            logits = (logits + _logits(run, images.flip(3))) / 2
+        with run.step.autocast():
+            logits = in_float32(run.model(images))  # without DDP
         if missing:  # in evaluation no image depends on the others
             logits = map_tensors(partial(_first, count=count), logits)
         if seen is not None:
@@ -114,12 +113,6 @@ def tunes_shapes(device: torch.device) -> bool:
 
 def _first(outputs: torch.Tensor, count: int) -> torch.Tensor:
     return outputs[:count] if outputs.ndim else outputs
-
-
-def _logits(run: Run, images: Nested) -> Nested:
-    """The model's outputs, of images float32 ``[N, num_classes]``, computed without DDP."""
-    with run.step.autocast():
-        return in_float32(run.model(images))
 
 
 def part_of(correct: float, images: float) -> float | None:

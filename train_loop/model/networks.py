@@ -59,6 +59,8 @@ def check_model(config: ModelConfig, info: DataInfo) -> None:
     A user's own function is only loaded here; OwnCodeError is what its file raises.
     """
     check_model_name(config.name)
+    if config.stem in ("small", "small_pool") and (is_own(config.name) or config.name.startswith(TIMM)):
+        _refuse_stem(config)
     if is_own(config.name):
         _check_own(config)
         return
@@ -83,8 +85,6 @@ def check_model(config: ModelConfig, info: DataInfo) -> None:
 
 def _check_own(config: ModelConfig) -> None:
     """Raise ConfigError or OwnCodeError for a function that cannot be called, and for keys that it has no use for."""
-    if config.stem in ("small", "small_pool"):
-        _refuse_stem(config)
     if config.pretrained:
         check_pretrained(config.pretrained)
     loaded("model.name", config.name, ("workload",), config.options)
@@ -123,8 +123,6 @@ def _network(config: ModelConfig, info: DataInfo) -> nn.Module:
     if is_own(config.name):
         return _own_network(config, info)
     if config.name.startswith(TIMM):
-        if config.stem in ("small", "small_pool"):
-            _refuse_stem(config)
         return timm_network(config.name, config.options, info)
     from torchvision.models import ResNet, get_model
 

@@ -49,7 +49,7 @@ from bigbatch.tune.search.budgeting import (
 )
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.ending import DONE, FAILED, end_search
-from bigbatch.tune.search.gpu_use import IdleGpus, TrialsPerGpu
+from bigbatch.tune.search.gpu_use import TrialsPerGpu
 from bigbatch.tune.search.interrupts import StopRequest, stop_signals
 from bigbatch.tune.search.joining import agreement, check_same_model
 from bigbatch.tune.search.running import (
@@ -241,7 +241,7 @@ def _search(
         lines = PlainLines(SearchProgress(*shown), log)
         with make_display(SearchProgress(*shown), quiet=plan.options.quiet) as display:
             watch = watch_over(run, store, [lines, display])
-            observers += [watch, lines, display, IdleGpus(bridge.say), sharing]
+            observers += [watch, lines, display, sharing]
             with watch.running():
                 connection.tell_dashboard(watch.note)
                 _fit(run, store, stop, watch, ray_storage)

@@ -1,8 +1,7 @@
 """How busy the GPUs of a running search are, and what follows from it.
 
-A GPU that hardly computes is named, before the centre's administrators do so. With ``--trials-per-gpu`` more trials
-share a GPU by what others measured, and fewer if one lacks memory. No GPU has measured yet whether that rule and its
-constants make a search faster.
+With ``--trials-per-gpu`` more trials share a GPU by what others measured, and fewer if one lacks memory. No GPU has
+measured yet whether that rule and its constants make a search faster.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.host.ranks import SPARE
-from bigbatch.train_loop.reporter import IdleWatch
 from bigbatch.tune.plan.machine import AT_MOST, Machine
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.runs.run import Kind, devices_of, epoch_records, of_kind, trials_per_gpu_of
@@ -23,15 +21,6 @@ from bigbatch.tune.runs.tables import epoch_s
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.running import SearchRun
 from bigbatch.tune.storage.store import StudyStore
-
-
-class IdleGpus(IdleWatch):
-    """An observer that names trials whose GPU hardly computes."""
-
-    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
-        """Look at the epoch's record."""
-        self.add(f"trial {trial.number}", epoch_s(record), json_values.number_or_none(record, "gpu_utilization"))
-
 
 LEAST_TRIALS = 2
 """So many trials must have ended before the number rises."""

@@ -9,7 +9,6 @@ import pytest
 from bigbatch.train_loop.config import (
     BatchConfig,
     ConfigError,
-    MixConfig,
     Options,
     TrainConfig,
     config_keys,
@@ -112,27 +111,6 @@ def test_impossible_values_are_refused_in_one_line_with_rule_value_and_fix(chang
     message = str(refused.value)
     assert rule in message and value in message and "\n" not in message
     assert message.rstrip().endswith((".", "?")) and message.count(". ") >= 1, "a fix follows the rule"
-
-
-@pytest.mark.parametrize(
-    ("make", "given", "words"),
-    [
-        (TrainConfig, {"seed": "x"}, "seed must be a whole number; got 'x'. Write seed=0."),
-        (TrainConfig, {"batch": 128}, "batch must be of the type BatchConfig; got 128. Write TrainConfig()"),
-        (TrainConfig, {"metrics": 3}, "metrics must be a list of words; got 3."),
-        (BatchConfig, {"global_size": None}, "batch.global_size must be a whole number; got None."),
-        (MixConfig, {"mixup_alpha": "a"}, "data.mix.mixup_alpha must be a number; got 'a'."),
-        (TrainConfig.from_dict, {"values": []}, "a configuration is a JSON object; got a list."),
-    ],
-)
-def test_python_is_refused_values_of_another_type_in_one_line_too(make, given, words):
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        make(**given)
-
-
-def test_a_number_of_more_digits_than_python_reads_is_refused_in_one_line():
-    with pytest.raises(ConfigError, match="optimizer.peak_lr must be .*; got inf"):
-        TrainConfig().replace_keys(parse_assignments(["peak_lr=" + "9" * 5000]))
 
 
 @pytest.mark.parametrize(

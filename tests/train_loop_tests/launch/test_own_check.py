@@ -41,14 +41,6 @@ class Seen(nn.Sequential):
             self.register_buffer("seen", torch.zeros(1))
         return super().forward(images)
 
-class Longer(nn.Sequential):
-    def __init__(self, *layers):
-        super().__init__(*layers)
-        self.register_buffer("steps", torch.zeros(0))
-    def forward(self, images):
-        self.steps = torch.cat([self.steps, torch.ones(1)])
-        return super().forward(images)
-
 class Object(nn.Sequential):
     def get_extra_state(self):
         return self.get_extra_state
@@ -82,9 +74,6 @@ class Several:
 
 def several():
     return Several()
-
-def of_numpy():
-    return Several(torch.ones(2, 2).numpy())
 
 def nan(outputs, targets):
     return (outputs * 0 / 0).mean()
@@ -120,12 +109,6 @@ class Flat(nn.Flatten):
 def with_batchnorm(workload):
     return nn.Sequential(Flat(), nn.Linear(192, 2), nn.BatchNorm1d(2))
 
-class Expanded(nn.Sequential):
-    def __init__(self, *layers):
-        super().__init__(*layers)
-        self.register_buffer("scale", torch.ones(1).expand(10))
-    def forward(self, images):
-        return super().forward(images) * self.scale
 """
 
 
@@ -178,22 +161,16 @@ def _check_all(config: TrainConfig) -> None:
             {"metrics": ["several"], "model__name": "net"},
             r"must compute a number, or a dict of numbers; got shape \(2,\)",
         ),
-        ({"metrics": ["of_numpy"], "model__name": "net"}, r"or a dict of numbers; got shape \(2, 2\)"),
         ({"loss": "nan", "model__name": "net"}, "the loss of the first batch must be a finite number; got nan"),
         ({"loss": "no_gradient", "model__name": "net"}, "two batches must go through .* does not require grad"),
-        ({"optimizer__name": "keeps", "model__name": "net"}, "must be tensors and numbers, or a run cannot resume"),
+        ({"optimizer__name": "keeps", "model__name": "net"}, "must be tensors and numbers, .* a run cannot resume"),
         (
             {"model__name": "changes", "model__options": {"kind": "Object"}},
-            "state_dict of model.name=.* must be tensors and numbers, or a run cannot resume.*get_extra_state",
+            "must be tensors and numbers, .* or a run cannot resume",
         ),
         (
             {"model__name": "changes", "model__options": {"kind": "Seen"}},
-            'must keep the names and shapes .* cannot resume; got Unexpected key.* "seen". Make parameters and buffers',
-        ),
-        ({"model__name": "changes", "model__options": {"kind": "Longer"}}, "got size mismatch for steps: .* Make"),
-        (
-            {"model__name": "changes", "model__options": {"kind": "Expanded"}},
-            r"or a run cannot resume; got While copying the parameter named .scale.*single memory location",
+            'names and shapes .* cannot resume; got .*Unexpected key.* "seen". Make parameters and buffers',
         ),
         ({"optimizer__name": "lbfgs", "model__name": "net"}, r"two batches .*closure|decay"),
         ({"model__options": {"width": 3}}, "model.options are arguments of a function of your own"),
@@ -209,7 +186,7 @@ def test_components_that_do_not_fit_are_refused_in_one_line(file: Path, keys: di
 
 
 def test_a_loss_that_does_not_fit_the_shapes_shows_the_users_line(file: Path) -> None:
-    said = "(?s)the code of loss=.*my.py:shapes raised RuntimeError.*line 50, in shapes"
+    said = "(?s)the code of loss=.*my.py:shapes raised RuntimeError.*line 42, in shapes"
     with pytest.raises(OwnCodeError, match=said):
         check_users_code(_config(file, model__name="net", loss="shapes"))
 

@@ -356,9 +356,3 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, fractio
     damage("previous.pt", 1.0)
     with pytest.raises(CheckpointError, match=r"latest\.pt .* and .*previous\.pt .* Remove the files"):
         number_of(tmp_path)
-
-
-def test_other_file_in_its_place_is_damage_and_not_a_run(tmp_path: Path) -> None:
-    torch.save({"model": {}}, tmp_path / "latest.pt")
-    with pytest.raises(CheckpointError, match="no 'format' in it"):
-        number_of(tmp_path)

@@ -115,11 +115,6 @@ def test_the_network_alone_does_not_fit(monkeypatch, tmp_path) -> None:
     assert not healing.read_halvings(tmp_path)
 
 
-def test_a_run_without_a_folder_heals_too(built, monkeypatch):
-    SmallDevice(monkeypatch, images=8)
-    assert len(by_epoch(run(WHOLE))) == 3
-
-
 def test_a_later_start_keeps_the_micro_batch_that_fitted(built, monkeypatch, tmp_path):
     """Stopped, then resumed: with the configuration that it began with, and with the healed one as a study has it."""
     device = SmallDevice(monkeypatch, images=8)

@@ -8,7 +8,6 @@ an operation that reads a number of the device or brings one there.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -310,33 +309,6 @@ def test_shapes_that_change_from_step_to_step_are_not_recorded_again_and_again(
     assert taken == [False, False, True, True] + [False] * 5 and recorder.replays == 1
     (note,) = notes_of(run)
     assert "the batches of an epoch differ in shape" in note
-
-
-def test_a_loss_that_is_no_number_says_nothing_about_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch.setattr)
-    run, taken = steps_of(Recorder(), [(0, 16, 1.0)] * 3 + [(0, 16, math.nan)])
-    assert taken == [False, False, True, True] and not notes_of(run)
-
-
-def test_a_data_set_may_give_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch.setattr)
-    run, _ = steps_of(Recorder(), [])
-    images, labels = TinySource().train
-    assert ReplayedStep(run, Recorder()).take(({"two": images}, labels, labels), 0.1) is None
-    (note,) = notes_of(run)
-    assert "must be a tensor each" in note
-
-
-@pytest.mark.parametrize(("reserved", "fits"), [(4, False), (5, True)])
-def test_a_recording_has_room_for_a_second_step_and_the_comparison(
-    reserved: int, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 20: a step has 7, of which 2 stay. What torch keeps without need counts as free."""
-    sizes = {"mem_get_info": (11, 20), "memory_reserved": reserved, "memory_allocated": 2, "max_memory_allocated": 7}
-    for name, value in sizes.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    said = CudaGraphs(torch.device("cuda", 0)).lacks_room()
-    assert said == ("" if fits else "the device has no memory for a second step beside the first")
 
 
 @pytest.mark.parametrize(

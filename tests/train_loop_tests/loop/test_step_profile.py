@@ -21,7 +21,7 @@ from bigbatch.train_loop.data.source import Batch
 from bigbatch.train_loop.loop import chronometer
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-from bigbatch.train_loop.loop.chronometer import OTHER, PHASES, STEP, Chronometer, StepTimer
+from bigbatch.train_loop.loop.chronometer import OTHER, PHASES, STEP
 from bigbatch.train_loop.loop.step_profile import measure_steps, trace_steps
 from bigbatch.train_loop.reporter import ListReporter
 from helpers.tiny_training import CLASSES, CONFIG, SIDE, TRAIN_SIZE, VAL_SIZE, TinySource, changed, install
@@ -156,12 +156,3 @@ def test_a_trace_names_each_phase_of_each_step(device, tmp_path, built):
     steps = [event for event in events if event["name"] == "step"]
     inside = [event for event in events if event["name"] in PHASES]
     assert all(any(s["ts"] <= e["ts"] and e["ts"] + e["dur"] <= s["ts"] + s["dur"] for s in steps) for e in inside)
-
-
-def test_training_itself_times_no_phase() -> None:
-    clock = Chronometer(torch.device("cpu"))
-    assert clock.phase("forward") is clock.phase("backward"), "nothing is made for a phase"
-    timer = StepTimer(torch.device("cpu"))
-    with timer.step(), timer.phase("forward"):
-        pass
-    assert timer.take()[0]["step"] >= 0 and timer.take() == []

@@ -177,16 +177,6 @@ def test_nan_loss_says_epoch_step_rate_and_value(monkeypatch: pytest.MonkeyPatch
     assert len(reporter.records) == epoch
 
 
-def test_infinite_validation_loss_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = TinySource()
-    source.val[0][3] = math.inf
-    install(monkeypatch.setattr, source=source)
-    reporter = ListReporter()
-    with pytest.raises(NonFiniteLossError, match="validation loss is nan after epoch 1"):
-        run(CONFIG, reporter=reporter)
-    assert reporter.records == []
-
-
 def test_each_micro_batch_has_random_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
     install(monkeypatch.setattr, watched(lambda module, _: module.training and seeds.append(torch.initial_seed())))
@@ -231,10 +221,9 @@ def test_epochs_without_a_validation_have_no_value_and_train_alike(monkeypatch, 
     assert best.epoch in validated
 
 
-@pytest.mark.parametrize("test_flip", [False, True])
-def test_a_padded_last_batch_changes_no_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, test_flip: bool) -> None:
+def test_a_padded_last_batch_changes_no_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As on a GPU: 23 validation images in batches of 16, against float64 over all of them at once."""
-    config, shapes, layouts = changed(CONFIG, test_flip=test_flip), list[int](), set[bool]()
+    config, shapes, layouts = CONFIG, list[int](), set[bool]()
 
     def note(module: nn.Module, images: torch.Tensor) -> None:
         if not module.training:
@@ -252,10 +241,9 @@ def test_a_padded_last_batch_changes_no_value(monkeypatch: pytest.MonkeyPatch, t
     for one, other in zip(padded, plain, strict=True):
         assert one.val_loss == pytest.approx(other.val_loss, rel=1e-6) and one.val_top1 == other.val_top1
         assert one.train_loss == other.train_loss and one.baseline == other.baseline
-    if not test_flip:
-        loss, top1 = val_reference(built.model)
-        assert padded[-1].val_loss == pytest.approx(loss, rel=1e-5)
-        assert padded[-1].val_top1 == pytest.approx(top1, abs=1e-12)
+    loss, top1 = val_reference(built.model)
+    assert padded[-1].val_loss == pytest.approx(loss, rel=1e-5)
+    assert padded[-1].val_top1 == pytest.approx(top1, abs=1e-12)
 
 
 class SeveralLabels(TinySource):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from bigbatch.train_loop.data.sampling import holdout_rows
 from bigbatch.train_loop.errors import is_lost_peer
@@ -94,13 +93,6 @@ def test_what_one_rank_finds_wrong_all_ranks_raise(name: str, error: str, pair: 
     assert first == second and first["error"].startswith(error)
 
 
-def test_rank_0_alone_opens_the_checkpoint_once_and_all_resume_from_it(pair):
-    """The other rank's folder is empty; the run had ended, so its records come again and nothing is trained."""
-    assert [rank["apart"]["opened"] for rank in pair[1]] == [["latest.pt"], []]
-    for rank in pair[1]:
-        assert rank["apart"]["records"] == [] and rank["apart"]["buffers"] == rank["equal"]["buffers"]
-
-
 def test_layers_that_are_left_out_at_random_train_as_on_one_worker(monkeypatch, pair):
     """The same draws in the same micro-batches: in some steps no rank uses the layer, in others one of two does."""
     for name, config in (("found", FOUND), ("found_accumulated", changed(FOUND, global_size=32))):
@@ -161,41 +153,6 @@ def test_two_ranks_that_were_stopped_within_an_epoch_end_bit_identical(pair):
 
 def _without_scale(records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "noise_scale"} for row in untimed(records)]
-
-
-def test_the_mean_of_image_and_mirror_is_validated_on_any_number_of_ranks(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Against the definition, from the last checkpoint's weights: 23 images, on one rank and on two."""
-    folder, outcomes = pair
-    built = install(monkeypatch.setattr)
-    flipped = changed(CONFIG, test_flip=True)
-    one = run(flipped, checkpoint_dir=tmp_path)[-1]
-    plain = run(CONFIG)[-1]
-    records = [outcome["flipped"]["records"][-1] for outcome in outcomes]
-    assert records[0]["val_loss"] == records[1]["val_loss"]
-    images, labels = TinySource().val
-    for path, val_loss, val_top1 in (
-        (tmp_path, one.val_loss, one.val_top1),
-        (folder / "flipped", records[0]["val_loss"], records[0]["val_top1"]),
-    ):
-        model = built.model
-        model.load_state_dict(torch.load(path / "latest.pt", weights_only=True)["model"])
-        with torch.no_grad():
-            logits = (model.eval()(images) + model(images.flip(-1))).double() / 2
-        assert val_loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
-        assert val_top1 == pytest.approx((logits.argmax(1) == labels).double().mean().item())
-    assert one.train_loss == plain.train_loss and one.val_loss != plain.val_loss  # in validation alone
-
-
-def test_without_the_noise_scale_the_same_is_trained(pair: Pair) -> None:
-    for rank in pair[1]:
-        for plain, unmeasured in (("equal", "unmeasured"), ("bf16", "bf16_unmeasured")):
-            without, measured = (
-                [EpochRecord.from_dict(r) for r in rank[name]["records"]] for name in (unmeasured, plain)
-            )
-            assert all(r.noise_scale is None for r in without) and any(r.noise_scale for r in measured)
-            assert _without_scale(without) == _without_scale(measured)
 
 
 def test_gradients_that_are_summed_in_bf16_train_nearly_alike(pair: Pair) -> None:

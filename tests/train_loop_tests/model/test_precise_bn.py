@@ -147,25 +147,6 @@ def test_model_without_batch_norm_reads_no_image() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "steps", "expected"),
-    [("auto", 5, True), ("auto", 99, True), ("auto", 100, False), ("on", 5000, True), ("off", 1, False)],
-)
-def test_auto_is_for_epochs_of_few_steps(choice: str, steps: int, expected: bool) -> None:
-    assert precise_bn.is_precise_bn_on(choice, steps) is expected
-
-
-@pytest.mark.parametrize(
-    ("most", "train_size", "images"),
-    [
-        (2048, 1_281_167, 2048), (2048, 4000, 1000), (2048, 1437, 359), (2048, 600, 256), (100, 1437, 100),
-        (2048, 80, 80),
-    ],
-)  # fmt: skip
-def test_a_small_data_set_gives_a_quarter_of_itself_but_enough(most: int, train_size: int, images: int) -> None:
-    assert precise_bn.images_of(most, train_size) == images
-
-
-@pytest.mark.parametrize(
     ("stop_at", "changes"), [(4, {}), (12, {}), (2, {"ema_decay": 0.5, "global_size": 32})], ids=str
 )
 def test_a_run_that_stops_at_an_epochs_last_step_resumes_to_the_bit_with_dropout_before_batch_norm(

@@ -150,27 +150,6 @@ def test_channels_last_and_empty_tensors(optimizer_of):
 
 
 @BOTH
-def test_closure_is_run_with_gradients_and_its_loss_returned(optimizer_of):
-    p = nn.Parameter(torch.tensor([3.0, -4.0]))
-    optimizer = optimizer_of([p])
-
-    def closure():
-        optimizer.zero_grad(set_to_none=True)
-        loss = (p * p).sum()
-        loss.backward()
-        return loss
-
-    losses = [optimizer.step(closure).item() for _ in range(3)]
-    assert losses[0] == 25.0
-    assert losses == sorted(losses, reverse=True) and losses[2] < losses[0]
-    optimizer.zero_grad(set_to_none=True)
-    assert p.grad is None
-    before = p.detach().clone()
-    assert optimizer.step() is None
-    assert torch.equal(p, before)
-
-
-@BOTH
 @pytest.mark.parametrize("each_way", [False], indirect=True)
 def test_a_step_reads_nothing_back_to_the_host(optimizer_of, monkeypatch):
     params = make_params()

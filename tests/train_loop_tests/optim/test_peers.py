@@ -1,6 +1,6 @@
-"""LARS and LAMB against timm and optax, at the settings where their conventions are ours.
+"""LARS and LAMB against timm, at the settings where its conventions are ours.
 
-timm and optax are in the extra ``test``; where one is not installed its tests are skipped.
+timm is in the extra ``test``; where it is not installed these tests are skipped.
 """
 
 from typing import Any
@@ -53,37 +53,3 @@ def test_timm_lamb(theirs: dict[str, Any], ours: dict[str, Any], wd: float) -> N
     expected = torch_weights(lambda p: optim.Lamb(p, **how), LAMB_RATES)
     # timm's step number is float32 where ours is exact.
     agree(torch_weights(lambda p: LAMB(p, weight_decay=wd, **ours), LAMB_RATES), expected, 1e-6)
-
-
-# --- optax: LARS with momentum "in" and η‖w‖/‖g + λw‖, which is the paper's at λ = 0; LAMB as in the paper ---
-
-
-def optax_weights(make: Any) -> list[np.ndarray]:
-    jax = pytest.importorskip("jax", reason="optax is not installed (extra: test)")
-    optax = pytest.importorskip("optax", reason="optax is not installed (extra: test)")
-    with jax.enable_x64(True):
-        params = [jax.numpy.asarray(w) for w in WEIGHTS]
-        transform = make(optax, lambda step: jax.numpy.asarray(RATES)[step])
-        state = transform.init(params)
-        for grads in GRADIENTS:
-            updates, state = transform.update([jax.numpy.asarray(g) for g in grads], state, params)
-            params = optax.apply_updates(params, updates)
-        return [np.asarray(p) for p in params]
-
-
-@pytest.mark.parametrize(("nesterov", "eps"), [(False, 0.1), (True, 0.0)])
-def test_optax_lars_without_decay(nesterov: bool, eps: float) -> None:
-    expected = optax_weights(
-        lambda optax, rate: optax.lars(rate, trust_coefficient=0.1, eps=eps, momentum=0.9, nesterov=nesterov)
-    )
-    ours = torch_weights(lambda p: LARS(p, 1.0, 0.9, trust_coefficient=0.1, eps=eps, nesterov=nesterov), RATES)
-    agree(ours, expected, 1e-10)
-
-
-@pytest.mark.parametrize("wd", [0.0, 0.3])
-def test_optax_lamb(wd: float) -> None:
-    def make(optax: Any, rate: Any) -> Any:
-        return optax.lamb(lambda step: 0.02 * rate(step), b1=0.8, b2=0.95, eps=1e-6, weight_decay=wd)
-
-    ours = torch_weights(lambda p: LAMB(p, betas=(0.8, 0.95), weight_decay=wd), LAMB_RATES)
-    agree(ours, optax_weights(make), 1e-6)  # optax raises β to an int32 power in float32

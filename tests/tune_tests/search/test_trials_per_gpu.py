@@ -1,4 +1,4 @@
-"""How many trials share a GPU as a search goes on, and when one is said to be idle."""
+"""How many trials share a GPU as a search goes on."""
 
 import json
 from dataclasses import replace
@@ -15,10 +15,9 @@ from bigbatch.tune.plan import checked_plan
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.machine import AT_MOST, Machine, Node
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.runs.run import CONTINUES_ATTR, EPOCH_ATTR, TRIALS_PER_GPU_ATTR, WORKERS_ATTR
 from bigbatch.tune.search.capacity import Capacity
-from bigbatch.tune.search.gpu_use import IdleGpus, TrialsPerGpu, room_on_a_gpu
+from bigbatch.tune.search.gpu_use import TrialsPerGpu, room_on_a_gpu
 from bigbatch.tune.search.running import SearchRun
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import EPOCHS, make_bridge, record, task_of
@@ -181,26 +180,3 @@ def test_a_trial_that_lacks_memory_beside_another_is_repeated_alone_and_never_fa
     assert two.start("d") == [WHOLE]
     assert two.bridge.observe("d", full), "alone it has failed"
     assert two.store.study.get_trials(deepcopy=False)[2].state == TrialState.FAIL
-
-
-class Search:
-    """Epochs of 200 s, of which 40 s are validation; what the observer said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.now = 0.0
-        self.observer = IdleGpus(self.said.append, lambda: self.now)
-
-    def epochs(self, trial: int, *busy: float | None) -> list[str]:
-        view = TrialView(number=trial, params={}, config=None)
-        for part in busy:
-            self.observer.epoch_ended(view, {"train_s": 160.0, "val_s": 40.0, "gpu_utilization": part})
-        said, self.said[:] = list(self.said), []
-        return said
-
-
-def test_ten_minutes_of_an_idle_gpu_are_said_with_the_trial() -> None:
-    search = Search()
-    assert search.epochs(7, 0.1, 0.1) == []
-    (line,) = search.epochs(7, 0.04)
-    assert "trial 7" in line and "8 % of 10 minutes" in line and "--profile-steps 50" in line

@@ -206,7 +206,7 @@ def _refuse_image_keys(config: DataConfig, image_size: int) -> None:
     """Raise ConfigError for a key that changes images: items of a user's own are as its code makes them."""
     plain = DataConfig()
     own_size = {"image_size": image_size, "val_image_size": image_size}
-    keys = ("image_size", "val_image_size", "val_crop", "val_part", "test_flip", "augment", "mix")
+    keys = ("image_size", "val_image_size", "val_crop", "val_part", "augment", "mix")
     changed = [f"data.{key}" for key in keys if getattr(config, key) not in (getattr(plain, key), own_size.get(key))]
     changed += ["data.loader.name"] if config.loader.name != plain.loader.name else []
     if changed:

@@ -137,7 +137,7 @@ def broken():
     ("key", "value"),
     [
         ("data.image_size", 64), ("data.augment", False), ("data.mix", 0.2),
-        ("data.test_flip", True), ("data.loader.name", "ring"),
+        ("data.loader.name", "ring"),
     ],
 )  # fmt: skip
 def test_keys_of_images_are_refused(tmp_path: Path, key: str, value: object) -> None:
