@@ -167,7 +167,7 @@ def test_bad_images_are_named_in_the_log_of_the_trial_that_met_them(tmp_path: Pa
 
 
 @pytest.mark.exhaustive  # two starts of Ray; the parts are tested above
-def test_under_ray_it_is_one_line_after_one_restart_and_skip_goes_on(config: Path, images: Path) -> None:
+def test_under_ray_it_is_one_line_and_skip_goes_on(config: Path, images: Path) -> None:
     numbers = itertools.chain(*(np.arange(8), np.arange(32, 40)))
     listing = scan_folder(str(images)).train
     for number in numbers:
