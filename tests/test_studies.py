@@ -116,15 +116,6 @@ def test_a_running_study_and_half_written_ones(tmp_path: Path) -> None:
     assert "a study must be readable" in one_line(error)
 
 
-def test_a_study_in_a_database_is_read_from_its_tables(tmp_path: Path) -> None:
-    store = recorded_study(tmp_path / "s", 4, storage=f"sqlite:///{tmp_path / 'd.db'}")
-    store.refresh(force=True)
-    store.close()
-    study = open_study(tmp_path / "s")
-    pd.testing.assert_frame_equal(study.trials, pd.read_parquet(tmp_path / "s" / "trials.parquet"))
-    assert study.best.trial == 0 and "learning-curves" in study.figures
-
-
 def test_studies_side_by_side(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     study, other = open_study(folder), open_study(invented_study(tmp_path / "other", 20, seed=1))

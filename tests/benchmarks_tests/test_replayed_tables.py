@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import optuna
 import pyarrow.parquet as pq
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
-from replay.curves import RecordedCurve, infer_dimensions
+from replay.curves import RecordedCurve
 from replay.readers import read_curves
 
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.tables import EPOCH_PARTS, write_epochs, write_trials
@@ -50,30 +48,6 @@ def test_json_lines_become_a_table_with_a_diverged_run(tmp_path: Path) -> None:
     slower = table.at_epoch_s(300)
     assert slower.epoch_s == pytest.approx(300) and slower.curves[0].seconds == pytest.approx((300, 600))
     assert [d.name for d in table.without(["wd"]).dimensions] == ["lr"]
-
-
-def test_scales_and_kinds_are_inferred_from_the_values() -> None:
-    rng = np.random.default_rng(3)
-    rows = [
-        {
-            "lr": float(10 ** rng.uniform(-3, 1)),
-            "smoothing": float(rng.uniform(0.0001, 0.2)),
-            "width": int(rng.integers(10, 200)),
-            "batch": int(2 ** rng.integers(5, 9)),
-            "nesterov": bool(rng.integers(2)),
-            "same": 1.0,
-        }
-        for _ in range(200)
-    ]
-    found = {d.name: d.distribution for d in infer_dimensions(rows)}
-    assert list(found) == ["lr", "smoothing", "width", "batch", "nesterov"]
-    lr, smoothing = found["lr"], found["smoothing"]
-    assert isinstance(lr, FloatDistribution) and isinstance(smoothing, FloatDistribution)
-    assert lr.log and not smoothing.log and isinstance(found["width"], IntDistribution)
-    assert found["batch"] == CategoricalDistribution([32, 64, 128, 256])
-    assert found["nesterov"] == CategoricalDistribution([False, True])
-    with pytest.raises(ConfigError, match="'lr', which no choice decides"):
-        infer_dimensions([{"a": 0.1 * i, **({"lr": i} if i % 2 else {})} for i in range(20)])
 
 
 def left_by_search(folder: Path, told: Sequence[tuple[int, TrialState, dict[str, object]]]) -> optuna.Study:
