@@ -116,15 +116,6 @@ def test_a_running_study_and_half_written_ones(tmp_path: Path) -> None:
     assert "a study must be readable" in one_line(error)
 
 
-def test_a_study_in_a_database_is_read_from_its_tables(tmp_path: Path) -> None:
-    store = recorded_study(tmp_path / "s", 4, storage=f"sqlite:///{tmp_path / 'd.db'}")
-    store.refresh(force=True)
-    store.close()
-    study = open_study(tmp_path / "s")
-    pd.testing.assert_frame_equal(study.trials, pd.read_parquet(tmp_path / "s" / "trials.parquet"))
-    assert study.best.trial == 0 and "learning-curves" in study.figures
-
-
 def test_options_of_a_search_are_those_of_the_command() -> None:
     options = {
         "trials": 3, "max_epochs": None, "join": False, "dry_run": True, "batch": [64, 256], "confirm": "none",

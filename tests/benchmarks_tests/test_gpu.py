@@ -42,15 +42,6 @@ def test_what_has_passed_is_not_repeated_until_the_code_or_the_command_changes(t
     assert count.read_text() == "xxxx", "a result that is gone is measured again"
 
 
-def test_a_failure_is_said_kept_in_the_log_and_repeated(tmp_path: Path) -> None:
-    steps = [step("bad", "print('why'); raise SystemExit(3)"), step("good", "print('fine')")]
-    said = run(tmp_path, steps)
-    assert said["bad"].startswith("failed") and said["good"].startswith("passed")
-    assert "why" in (tmp_path / "bad.log").read_text()
-    assert gpu.report(said) == 1
-    assert run(tmp_path, steps)["bad"].startswith("failed"), "it is tried again"
-
-
 def test_a_cut_step_ends_with_all_that_it_started_and_gathers_what_there_is(tmp_path, monkeypatch):
     mark = f"bigbatch-cut-{os.getpid()}"
     child = f"import signal; signal.pause()  # {mark}"

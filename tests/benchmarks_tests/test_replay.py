@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-import pytest
 from invented_curves import invented_table
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
@@ -117,15 +116,6 @@ def test_a_paused_trial_goes_on_with_its_row_its_past_and_its_cost() -> None:
         if trial.state == TrialState.COMPLETE:
             (row,) = [c for c in table.curves if c.params == trials[number].params]
             assert whole[number] == 1 and whole[trial.number] == row.epochs - 1, "no epoch is paid twice"
-
-
-@pytest.mark.parametrize(("strategy", "stopping"), [("tpe", "asha"), ("curves", "none")])
-def test_the_seed_alone_decides(strategy: str, stopping: str) -> None:
-    table = invented_table("projected", 4, rows=40)
-    one, again, other = (replay_named(table, strategy, stopping, 4, seed, 10.0) for seed in (1, 1, 2))
-    assert one == again and one != other
-    assert max(epoch.hours for epoch in one) <= 10.0
-    assert {frozenset(e.parameters.items()) for e in one} <= {frozenset(c.params.items()) for c in table.curves}
 
 
 def test_a_replay_begins_no_run_that_its_budget_cannot_pay_as_a_search_does() -> None:

@@ -235,27 +235,25 @@ def train_without_ray(task: RunPlan, launch: Launch, tracker: Tracker | None) ->
     return result.history
 
 
-def train_under_ray(task: RunPlan, tracker: Tracker | None) -> Sequence[EpochRecord]:
-    """The whole run under Ray Train on this machine. Raises the errors of ``fit_full_run``."""
-    from bigbatch.train_loop.launch.full_run import fit_full_run
-
-    return fit_full_run(
-        task.config,
-        workers=task.workers,
-        output=task.output,
-        checkpoint_every_s=task.checkpoint_every_s,
-        stage_folder=task.stage_folder,
-        scan=task.scan,
-        tracker=tracker,
-    )
-
-
 def train_in_words(task: RunPlan, leads: bool) -> Sequence[EpochRecord]:
     """Train, and say how it goes. Raises the errors of ``train`` and ``fit_full_run``."""
     if leads:
         announce(task)
     with wandb_of_full_run(task.wandb, task.output, task.config) as tracker:
-        return train_without_ray(task, task.launch, tracker) if task.launch else train_under_ray(task, tracker)
+        if task.launch:
+            return train_without_ray(task, task.launch, tracker)
+        from bigbatch.train_loop.launch.full_run import fit_full_run
+
+        return fit_full_run(
+            task.config,
+            workers=task.workers,
+            output=task.output,
+            checkpoint_every_s=task.checkpoint_every_s,
+            stage_folder=task.stage_folder,
+            scan=task.scan,
+            log_every_steps=task.log_every_steps,
+            tracker=tracker,
+        )
 
 
 def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:

@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from bigbatch.base.waits import RUN_SAVE_S
@@ -35,7 +34,6 @@ from bigbatch.train_loop.launch.trial_task import (
     TrialTask,
     WorkersEnd,
     failed_end,
-    fit_until_it_fits,
     leave_images,
 )
 from bigbatch.train_loop.launch.worker_lines import RecordPrinter, read_lines, records_of
@@ -123,11 +121,7 @@ def _fit_until_stopped(task: TrialTask, signals: StopSignals, tracker: Tracker |
 
     def run() -> None:
         try:
-            ends.append(
-                fit_until_it_fits(
-                    partial(fit_from_driver, task, leaving), task.checkpoint_dir, lambda: signals.first is not None
-                )
-            )
+            ends.append(fit_from_driver(task, leaving))
         except Exception as error:
             ends.append(error)
         finally:

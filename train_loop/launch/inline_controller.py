@@ -23,11 +23,6 @@ def request_stop() -> None:
     _stop_requested.set()
 
 
-def is_stop_requested() -> bool:
-    """Whether the trial in this process was asked to end."""
-    return _stop_requested.is_set()
-
-
 class _InTrial:
     """Over ``TrainController``: ends when the trial is stopped, and its workers with it."""
 
@@ -64,6 +59,20 @@ class _AsksForNothing:
 
     _maybe_send_resource_request = _send_resource_request
     _cancel_resource_request = _send_resource_request
+
+
+class _Decides:
+    """Over ``DefaultFailurePolicy``, which counts failures: some end the run at once, and some are not counted."""
+
+    reuse: Reuse
+
+    def make_decision(self, training_failed_error: Exception) -> object:
+        from ray.train.v2._internal.execution.failure_handling import FailureDecision
+
+        again = self.reuse.start_again(training_failed_error)
+        if again is None:
+            return super().make_decision(training_failed_error)  # type: ignore[misc]
+        return FailureDecision.RETRY if again else FailureDecision.RAISE
 
 
 class Place(NamedTuple):
@@ -126,14 +135,16 @@ def end_kept_workers() -> None:
 
 
 class Reuse(NamedTuple):
-    """Whether workers may train a next trial. The last two run on each worker."""
+    """Whether workers may train a next trial, and start again in this one."""
 
     may_serve_again: Callable[[object], bool]
     """Of the value that a worker's function returned."""
     drop_trial: Callable[[], bool]
-    """Lets the process leave its trial soon; whether it may serve again then."""
+    """On each worker: lets the process leave its trial soon; whether it may serve again then."""
     between_trials: Callable[[], bool]
-    """Leaves nothing of the trial behind; whether the process may serve again."""
+    """On each worker: leaves nothing of the trial behind; whether the process may serve again."""
+    start_again: Callable[[Exception], bool | None]
+    """Of what the workers met: whether new ones are started, whatever Ray has counted; None: as Ray decides."""
 
 
 class _KeepsWorkers:
@@ -270,6 +281,9 @@ class _WithoutActors:
         policy: Any = controller_kwargs["scaling_policy"]
         policy_of = type("TrialScalingPolicy", (_AsksForNothing, type(policy)), {})
         controller_kwargs["scaling_policy"] = policy_of(policy.scaling_config)
+        counting: Any = controller_kwargs["failure_policy"]
+        decides = type("TrialFailurePolicy", (_Decides, type(counting)), {"reuse": self.reuse})
+        controller_kwargs["failure_policy"] = decides(counting.failure_config)
 
         async def run() -> object:
             controller = controller_of(**controller_kwargs)

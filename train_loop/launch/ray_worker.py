@@ -24,6 +24,7 @@ from bigbatch.train_loop.errors import (
     DeviceMemoryError,
     FailureKind,
     ImageError,
+    NodeMemoryError,
     NonFiniteLossError,
     OwnCodeError,
     TrainingStopped,
@@ -154,8 +155,7 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
     Returns:
         How the run ended: complete, on request, or with a reason why this configuration cannot be trained. A reason
         that all ranks meet is returned, not raised: Ray would start the workers again, with the same result. An
-        error that one rank alone may meet is raised, so that the others do not wait for it. After a bad image, the
-        workers that Ray then starts return it as the reason.
+        error that one rank alone may meet is raised, so that the others do not wait for it (``StartsAgain``).
     """
     import ray.train.torch
 
@@ -176,8 +176,6 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
     if world.max([float(reporter.stop_requested())])[0]:
         log.info("stopped on request before the first step")
         return WorkersEnd(stopped=True)
-    if failed := next(filter(None, world.gather(WorkersEnd.read(task.failure_file))), None):
-        return failed
     global _leftovers
     _leftovers = bool(task.config.trainable.name)  # a function of the user's may leave anything in its process
     try:
@@ -190,10 +188,12 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
         return WorkersEnd(stopped=True)
     except Exception as error:
         log.error("%s", error if isinstance(error, OwnCodeError) else traceback.format_exc())
-        end = _end_of_all_ranks(error, task, context.get_world_rank(), context.get_world_size())
-        if end is None:
-            raise
-        return end
+        end = _end_of_all_ranks(error, context.get_world_size())
+        if end is not None:
+            return end
+        if isinstance(error, OwnCodeError) and (full := _full_memory(error.__cause__)):
+            raise (NodeMemoryError if full is FailureKind.NODE_MEMORY else DeviceMemoryError)(str(error)) from None
+        raise
     finally:
         _close(log)
     return WorkersEnd()
@@ -289,8 +289,11 @@ def _check_packed_set(task: TrialTask, world: World) -> None:
         )
 
 
-def _end_of_all_ranks(error: Exception, task: TrialTask, rank: int, workers: int) -> WorkersEnd | None:
-    """The end that every rank returns because of ``error``; None if this rank must raise it."""
+def _end_of_all_ranks(error: Exception, workers: int) -> WorkersEnd | None:
+    """The end that every rank returns because of ``error``.
+
+    None if this rank must raise it, so that Ray ends the others, which wait for it.
+    """
     text = str(error) if isinstance(error, OwnCodeError) else (str(error).splitlines() or ["no message"])[0]
     text = text.encode(errors="backslashreplace").decode()  # Ray and Parquet carry no name of a file that is not UTF-8
     end = WorkersEnd(f"{type(error).__name__}: {text}", kind_of(error))
@@ -298,12 +301,8 @@ def _end_of_all_ranks(error: Exception, task: TrialTask, rank: int, workers: int
         end = replace(end, kind=_full_memory(error.__cause__) or end.kind)
     if isinstance(error, NonFiniteLossError | ConfigError | CheckpointError):  # all ranks meet it
         return end
-    if workers == 1 and isinstance(error, DeviceMemoryError | ImageError | DiskFull | OwnCodeError):
-        return end
-    # The other ranks wait for this one, so Ray must end them; then all return it.
-    if isinstance(error, ImageError | OwnCodeError) or (isinstance(error, DeviceMemoryError) and not error.healed):
-        replace(end, rank=rank).write(task.failure_file)
-    return None
+    alone = workers == 1 and isinstance(error, DeviceMemoryError | ImageError | DiskFull | OwnCodeError)
+    return end if alone else None
 
 
 def _full_memory(cause: BaseException | None) -> FailureKind | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.launch import inline_controller, ray_internals
 from bigbatch.train_loop.launch.ray_worker import between_trials, drop_trial, may_serve_again, train_worker
-from bigbatch.train_loop.launch.trial_task import Restarts, TrialTask, WorkersEnd
+from bigbatch.train_loop.launch.trial_task import Restarts, StartsAgain, TrialTask, WorkersEnd
 from bigbatch.train_loop.launch.worker_lines import NOTES, append_line
 
 if TYPE_CHECKING:  # they import Ray, and the trainer torch, which a search's own process does not need
@@ -26,13 +26,14 @@ def make_trainer(
     train_config: dict[str, object],
     scaling_config: ScalingConfig,
     run_config: RunConfig,
+    start_again: Callable[[Exception], bool | None] = lambda error: None,
 ) -> TorchTrainer:
     """The trainer for workers in the placement group of the calling actor.
 
     The controller's coroutine runs in the caller's thread. Workers that leave a run in order train this process's
     next one. docs/decisions/002 says why.
     """
-    reuse = inline_controller.Reuse(may_serve_again, drop_trial, between_trials)
+    reuse = inline_controller.Reuse(may_serve_again, drop_trial, between_trials, start_again)
     return inline_controller.trainer_in_process(reuse)(
         train_function, train_loop_config=train_config, scaling_config=scaling_config, run_config=run_config
     )
@@ -46,7 +47,6 @@ def fit(task: TrialTask, callback: UserCallback | None = None) -> WorkersEnd:
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 
-    task.failure_file.unlink(missing_ok=True)  # an earlier attempt may have written one
     ray_internals.set_poll_interval(task.workers)
     scaling = ScalingConfig(
         num_workers=task.workers,
@@ -60,7 +60,8 @@ def fit(task: TrialTask, callback: UserCallback | None = None) -> WorkersEnd:
         callbacks=[callback or _notes_restarts(task)],
     )
     try:
-        end: WorkersEnd | None = make_trainer(train_worker, task.to_dict(), scaling, run).fit().return_value
+        again = StartsAgain(task.checkpoint_dir)
+        end: WorkersEnd | None = make_trainer(train_worker, task.to_dict(), scaling, run, again).fit().return_value
         return end or WorkersEnd()
     finally:
         # Nobody reads these three files again, and a search of a thousand trials could exceed a quota of inodes.

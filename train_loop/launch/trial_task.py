@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigbatch.base import json_values
-from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import (
@@ -27,7 +25,6 @@ from bigbatch.train_loop.errors import (
     NonFiniteLossError,
     OwnCodeError,
     is_lost_peer,
-    read_kind,
 )
 from bigbatch.train_loop.host.disk_space import DiskFull, full_errno
 from bigbatch.train_loop.host.node_memory import NODE_MEMORY_FIX, count_memory_kills, is_node_memory_full
@@ -78,14 +75,6 @@ class TrialTask:
     """Ray's ids of the nodes on which the workers must not be."""
 
     @property
-    def failure_file(self) -> Path:
-        """The file in which a rank writes why the run cannot continue, for the workers that Ray starts next.
-
-        The code that starts a trainer removes it first.
-        """
-        return self.log_file.with_suffix(".failure")
-
-    @property
     def pause_file(self) -> Path:
         """When this file exists, this run alone stops after its current step, with a checkpoint."""
         return self.log_file.with_suffix(".pause")
@@ -118,24 +107,7 @@ class WorkersEnd:
     stopped: bool = False
     """Whether it ended early on request, with a checkpoint."""
 
-    def write(self, file: Path) -> None:
-        """Leave the failure for the workers that Ray starts next. Without room they fail as these did."""
-        with contextlib.suppress(OSError):
-            write_json(file, {"failure": self.failure, "kind": self.kind, "rank": self.rank})
 
-    @classmethod
-    def read(cls, file: Path) -> WorkersEnd | None:
-        """What ``write`` left; None if there is none."""
-        try:
-            values = json_values.json_object(file.read_text())
-        except (OSError, ValueError):
-            return None
-        rank = json_values.whole_number_or_none(values, "rank")
-        return cls(json_values.text(values, "failure"), read_kind(values.get("kind")), rank)
-
-
-MAX_STARTS = 16
-"""More halvings than from the largest micro-batch to one image, so that no mistake starts workers for ever."""
 _TELLING = (ImageError, LoaderError, OwnCodeError, DiskFull, DeviceMemoryError, NodeMemoryError, MemoryError)
 """Errors of ours that name the cause. Workers that waited for the failed one only lost their connection."""
 
@@ -160,27 +132,27 @@ def kind_of(error: BaseException) -> FailureKind:
     return FailureKind.NODE_MEMORY if is_node_memory_full(error) else FailureKind.PROCESS
 
 
-def fit_until_it_fits(fit: Callable[[], WorkersEnd], checkpoints: Path, stopped: Callable[[], bool]) -> WorkersEnd:
-    """Call ``fit`` again while each call halves the micro-batch, because a device's memory was full.
+class StartsAgain:
+    """Whether a run's workers start again, of what they met: always while it halves the micro-batch, because a device's
+    memory was full, and never where all would meet the same; None: as often as Ray may.
 
-    Ray counts such a failure as any other, and has a few restarts only; a run from 256 images down to one needs eight.
+    Ray has a few restarts only; a run from 256 images down to one needs eight.
 
     Args:
         checkpoints: the run's folder of checkpoints, where halvings are noted.
-        stopped: whether the run was asked to end.
-
-    Raises what ``fit`` raises.
     """
-    for _ in range(MAX_STARTS):
-        before = len(read_halvings(checkpoints))
-        try:
-            return fit()
-        except Exception as error:
-            healed = any(isinstance(met, DeviceMemoryError) and met.healed for _, met in _worker_errors(error))
-            # Ray may name a worker that only lost its connection: then the note beside the checkpoints tells.
-            if stopped() or not (healed or len(read_halvings(checkpoints)) > before):
-                raise
-    return fit()
+
+    def __init__(self, checkpoints: Path) -> None:
+        self._checkpoints, self._halvings = checkpoints, len(read_halvings(checkpoints))
+
+    def __call__(self, error: Exception) -> bool | None:
+        before, self._halvings = self._halvings, len(read_halvings(self._checkpoints))
+        met = telling_error(error)[1]
+        # Ray may name a worker that only lost its connection: then the note beside the checkpoints tells.
+        if self._halvings > before or (isinstance(met, DeviceMemoryError) and met.healed):
+            return True
+        same = kind_of(met) in (FailureKind.IMAGES, FailureKind.OWN_CODE, FailureKind.DEVICE_MEMORY)
+        return False if same else None
 
 
 def failed_end(error: Exception, kills_before: int = 0) -> WorkersEnd:

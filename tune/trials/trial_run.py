@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from functools import partial
 
 import ray.tune
 from ray.train import UserCallback
@@ -19,7 +18,7 @@ from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.launch import inline_controller, ray_internals
 from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, NODES, RECORDS, RESTARTED
 from bigbatch.train_loop.launch.trainer import fit
-from bigbatch.train_loop.launch.trial_task import Restarts, TrialTask, failed_end, fit_until_it_fits
+from bigbatch.train_loop.launch.trial_task import Restarts, TrialTask, failed_end
 
 NODE_ID = "ray.io/node-id"
 """A label that Ray gives to each node: its id."""
@@ -51,11 +50,7 @@ def run_trial(handed: dict[str, object]) -> None:
     kills = count_memory_kills()
     try:
         task = TrialTask.from_dict(handed)
-        end = fit_until_it_fits(
-            partial(fit, task, _ReportToTune(Restarts(task.restarts, kills))),
-            task.checkpoint_dir,
-            inline_controller.is_stop_requested,
-        )
+        end = fit(task, _ReportToTune(Restarts(task.restarts, kills)))
     except Exception as error:
         end = failed_end(error, kills)
     if end.failure:

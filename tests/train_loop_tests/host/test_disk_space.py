@@ -2,14 +2,11 @@
 
 import dataclasses
 import logging
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from bigbatch.cluster.host import quota
 from bigbatch.train_loop.config import ConfigError, DataConfig, ModelConfig, TrainConfig
@@ -108,30 +105,6 @@ def test_runs_that_lack_bytes_are_refused_with_the_numbers(tiny: Path, tmp_path:
         make_plan(SearchOptions(space="smoke", output=str(tiny), study="s"))
     assert list(tiny.iterdir()) == []
     make_plan(SearchOptions(space="smoke", output=str(tmp_path), study="s"))
-
-
-@pytest.mark.parametrize("tiny", ["size=700k"], indirect=True)
-def test_a_pack_whose_disk_fills_up_ends_in_one_line_and_goes_on(tiny, tmp_path, capsys):
-    """Bitmaps of noise take several times as much as JPEGs, and lie where the estimate does not look."""
-    draws = np.random.default_rng(0)
-    for part, count in (("train", 200), ("val", 4)):
-        (tmp_path / "images" / part / "a").mkdir(parents=True)
-        for number in range(count):
-            side = 200 if 80 < number < 110 else 20
-            noise = Image.fromarray(draws.integers(0, 2, (side, side), dtype=np.uint8) * 255).convert("1")
-            noise.save(tmp_path / "images" / part / "a" / f"{number:03d}.png")
-    command = [str(tmp_path / "images"), str(tiny / "packed"), "--workers", "1"]
-    assert pack_command.main(command) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert "failed: the disk is full; the same command goes on" in said[-1] and not (tiny / "packed").exists()
-    subprocess.run(["mount", "-o", "remount,size=8m", str(tiny)], check=True)
-    assert pack_command.main(command) == 0
-    assert pack_command.main(["--verify", str(tiny / "packed")]) == 0
-    subprocess.run(["mount", "-o", "remount,ro", str(tiny)], check=True)
-    capsys.readouterr()
-    assert pack_command.main([command[0], str(tiny / "other"), "--workers", "1"]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "DST must be a writable folder" in said[0]
 
 
 def test_the_quota_of_lustre_is_read() -> None:

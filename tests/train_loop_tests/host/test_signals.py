@@ -79,15 +79,6 @@ def test_a_signal_that_was_ignored_stays_so_unless_a_launcher_hands_it_on(also_i
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
-def test_handlers_that_a_library_puts_in_place_are_taken_back_and_not_remembered() -> None:
-    asked: list[int] = []
-    with StopSignals(asked.append) as taken:
-        signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the library's handler"))
-        taken.take()
-        send(signal.SIGTERM)
-    assert asked == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
 def test_a_process_that_is_forked_does_nothing_with_them(tmp_path: Path) -> None:
     with StopSignals(lambda number: (tmp_path / "asked").touch()) as taken:
         child = os.fork()

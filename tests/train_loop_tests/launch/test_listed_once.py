@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bigbatch.train_loop.data.sets.scan import FolderScan, scan_folder
-from helpers.paths import ROOT, TRAIN, TUNE
+from helpers.paths import ROOT, TUNE
 from helpers.processes import clean_environment
 from helpers.ranks import start_ranks, without_gloo, write_config
 
@@ -103,13 +103,6 @@ def test_ranks_see_the_images_in_one_order(tiny_images: Path, spied: dict[str, s
     assert (code, other_code) == (0, 0), errors + other_errors
     assert len(without_gloo(first).strip()) == 64
     assert without_gloo(first) == without_gloo(second)
-    assert_listed_once(spied, tiny_images)
-
-
-@pytest.mark.exhaustive
-def test_a_full_run_under_ray_lists_a_folder_once(best, tiny_images, spied, run_command):
-    done = run_command(TRAIN, "--config", best, "--workers", 2, "--output", "out", **spied)
-    assert done.returncode == 0, done.stdout + done.stderr
     assert_listed_once(spied, tiny_images)
 
 

@@ -27,7 +27,7 @@ from bigbatch.train_loop.errors import (
 from bigbatch.train_loop.host.disk_space import DiskFull
 from bigbatch.train_loop.launch import trial_task
 from bigbatch.train_loop.launch.full_run import _error_of
-from bigbatch.train_loop.launch.trial_task import WorkersEnd, failed_end, fit_until_it_fits, kind_of
+from bigbatch.train_loop.launch.trial_task import StartsAgain, failed_end, kind_of
 from bigbatch.train_loop.loop.checkpoint import RunState
 from bigbatch.train_loop.loop.oom_retry import _halved
 
@@ -113,50 +113,21 @@ def test_a_lost_connection_is_told_by_its_message_not_by_the_frames_below_it() -
         assert failed_end(group(r0=RuntimeError(said + frames))).failure == f"worker 0: {said}"
 
 
-class Fits:
-    """Workers of a run in ``folder`` that fail so often, and halve the micro-batch each time."""
-
-    def __init__(self, folder: Path, times: int) -> None:
-        self.folder, self.times, self.starts = folder, times, 0
-        self.split = BatchConfig(global_size=1024, micro_size=256).split(2)
-
-    def __call__(self) -> WorkersEnd:
-        self.starts += 1
-        if self.starts > self.times:
-            return WorkersEnd()
-        run = SimpleNamespace(split=self.split, progress=RunState(), world=SimpleNamespace(rank=1))
-        _halved(run, torch.OutOfMemoryError("CUDA out of memory"), (), self.folder)
-        self.split = type(self.split)(2, self.split.accumulation_steps * 2, self.split.micro_size // 2)
-        raise group(r0=LOST, r1=DeviceMemoryError("full", healed=True))
-
-
-def test_workers_start_again_as_often_as_the_micro_batch_is_halved(tmp_path: Path) -> None:
-    fits = Fits(tmp_path, 8)
-    assert fit_until_it_fits(fits, tmp_path, lambda: False) == WorkersEnd()
-    assert fits.starts == 9 and fits.split.micro_size == 1
-
-
-def test_workers_do_not_start_again_for_other_reasons(tmp_path: Path) -> None:
-    stopped = Fits(tmp_path / "stopped", 8)
-    with pytest.raises(WorkerGroupError):
-        fit_until_it_fits(stopped, stopped.folder, lambda: True)
-    starts = []
-
-    def fails() -> WorkersEnd:
-        starts.append(1)
-        raise group(r0=died(ActorDiedError()), r1=DeviceMemoryError("also at one image"))
-
-    with pytest.raises(WorkerGroupError):
-        fit_until_it_fits(fails, tmp_path, lambda: False)
-    assert stopped.starts == 1 and len(starts) == 1
-
-
-def test_a_failure_that_is_left_for_the_next_workers_keeps_its_kind(tmp_path: Path) -> None:
-    file = tmp_path / "trial-0007.failure"
-    assert WorkersEnd.read(file) is None
-    end = WorkersEnd("DeviceMemoryError: too small", FailureKind.DEVICE_MEMORY)
-    end.write(file)
-    assert WorkersEnd.read(file) == end
+def test_workers_start_again_as_often_as_the_micro_batch_is_halved_and_never_where_all_would_meet_it(
+    tmp_path: Path,
+) -> None:
+    split, again = BatchConfig(global_size=1024, micro_size=256).split(2), StartsAgain(tmp_path)
+    for _ in range(8):
+        run = SimpleNamespace(split=split, progress=RunState(), world=SimpleNamespace(rank=1))
+        _halved(run, torch.OutOfMemoryError("CUDA out of memory"), (), tmp_path)
+        split = type(split)(2, split.accumulation_steps * 2, split.micro_size // 2)
+        assert again(group(r0=LOST)) is True, "the note tells, where Ray names the other one"
+        assert again(group(r0=LOST, r1=DeviceMemoryError("full", healed=True))) is True
+    assert split.micro_size == 1
+    for error in (DeviceMemoryError("also at one image"), ImageError("a.png"), OwnCodeError("the code of …")):
+        assert again(group(r0=LOST, r1=error)) is False
+    for other in (LOST, died(ActorDiedError()), MemoryError()):
+        assert again(group(r0=other)) is None, "as often as Ray may"
 
 
 @pytest.mark.parametrize(
