@@ -251,7 +251,6 @@ def train_in_words(task: RunPlan, leads: bool) -> Sequence[EpochRecord]:
             checkpoint_every_s=task.checkpoint_every_s,
             stage_folder=task.stage_folder,
             scan=task.scan,
-            log_every_steps=task.log_every_steps,
             tracker=tracker,
         )
 

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from bigbatch.base.waits import RUN_SAVE_S
