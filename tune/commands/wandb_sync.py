@@ -61,14 +61,19 @@ def wandb_sync_main(argv: Sequence[str]) -> int:
 def _checked(args: argparse.Namespace) -> Path:
     """The folder that holds ``wandb/``. Raises ConfigError."""
     given = Path(args.study)
-    folder = (given if any(given.glob(OFFLINE_RUNS)) else find_study(args.study, Path(args.output))).absolute()
+    folder = (given if _has_runs(given) else find_study(args.study, Path(args.output))).absolute()
     if args.jobs < 1 or args.every <= 0:
         raise ConfigError(f"--jobs and --every must be more than 0; got {args.jobs} and {args.every:g}.")
-    if not args.follow and not any(folder.glob(OFFLINE_RUNS)):
+    if not args.follow and not _has_runs(folder):
         raise ConfigError(
             f"wandb-sync sends offline runs; {str(folder)!r} has none. Search with --wandb offline, or write --follow."
         )
     return folder
+
+
+def _has_runs(folder: Path) -> bool:
+    # False also for a folder that may not be entered.
+    return os.path.isdir(folder) and any(folder.glob(OFFLINE_RUNS))
 
 
 def _sync(folder: Path, args: argparse.Namespace) -> int:
