@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import signal
 import time
@@ -157,23 +156,6 @@ def test_budgets_end_a_search_that_can_be_resumed(tiny, tmp_path, budget, word):
         again = Search("--resume", "--study", "s", cwd=tmp_path)
         assert again.end() == 1 and not any("Starting Ray" in line for line in again.lines), "nothing is left to spend"
         assert any("--budget-gpu-hours" in line for line in search.lines), "the printed command goes on"
-
-
-@pytest.mark.exhaustive
-def test_a_search_at_the_end_of_its_allocation_starts_nothing_and_says_to_come_again(tiny, tmp_path):
-    arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 1)
-    first = Search(*arguments, cwd=tmp_path)
-    assert first.end() == 0, first.stderr()
-    late = Search("--resume", "--study", "s", "--trials", 3, cwd=tmp_path, BIGBATCH_DEADLINE=str(time.time() + 0.5))
-    assert late.end() == 75, late.stderr()
-    assert any("the allocation ends before" in line for line in late.lines)
-    assert len(load(tmp_path / "runs" / "s").trials) == 2
-    # An epoch longer than any allocation holds nothing back: trials would wait for ever.
-    journal = tmp_path / "runs" / "s" / "optuna.journal"
-    journal.write_text(re.sub(r'("train_s": ?)[\d.e-]+', r"\g<1>1e6", journal.read_text()))
-    again = Search("--resume", "--study", "s", cwd=tmp_path, BIGBATCH_DEADLINE=str(time.time() + 3600))
-    assert again.end() == 0, again.stderr()
-    assert len(load(tmp_path / "runs" / "s").trials) == 3
 
 
 def wait_for_growth(journal: Path, search: Search) -> None:

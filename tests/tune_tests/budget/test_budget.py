@@ -65,16 +65,6 @@ def test_idle_devices_of_ones_own_are_billed_and_those_of_others_are_not():
     assert others.admits(SMALL, 10, 2)
 
 
-def test_another_trial_beside_a_slow_one_costs_nothing_more():
-    """The first trial would overrun the budget and will be stopped; meanwhile the second slot is billed too."""
-    budget, _ = budget_of(Limits(device_s=2 * 3600), slots=2)
-    budget.pace.add_epoch(LARGE, 500.0)
-    budget.pace.add_epoch(SMALL, 60.0)
-    budget.begins(0, LARGE, 100, 1)
-    assert budget.admits(SMALL, 10, 1)
-    assert not budget.admits(LARGE, 10, 1)
-
-
 def test_a_time_budget_begins_with_the_session_and_keeps_its_whole_end(tmp_path):
     """Ray took 30 s to start before the budget was made; the end takes 8 s, however small the budget is."""
     clock = SetClock(1e6)

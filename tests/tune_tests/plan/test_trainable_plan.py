@@ -1,7 +1,5 @@
 """``--trainable``: what a plan takes from a training function of the user's own, and what it refuses."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.objective import TimeToTarget
 from bigbatch.tune.runs.objectives import objectives_of
 from bigbatch.tune.search.running import configurations_of
-from helpers.processes import clean_environment
 from helpers.refusals import refusal
 
 OWN = '''"""Says what it was given."""
@@ -123,17 +120,3 @@ def test_a_resumed_study_knows_its_function_and_completes_its_settings(own: Path
     assert kept["trainable"] == f"{own}:train" and kept["space"] == str(own)
     again = SearchOptions(resume=True, study="s", set=("lr=0.5",)).over(kept)
     assert again.trainable == f"{own}:train" and again.set == ("batch=many", "lr=0.5") and again.workers == 2
-
-
-def test_a_dry_run_prints_the_plan_without_ray_and_torch(own: Path) -> None:
-    code = (
-        "import sys; from bigbatch.tune.commands.tune import tune_main\n"
-        "code = tune_main(['--trainable', 'own.py', '--space', 'own.py', '--objective', 'loss:min', '--dry-run'])\n"
-        "assert not {'ray', 'torch'} & set(sys.modules), 'loaded'\nsys.exit(code)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=own.parent, env=clean_environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"trainable  {own}:train" in done.stdout and "loss, lower is better" in done.stdout
-    assert "images" not in done.stdout and "resnet" not in done.stdout

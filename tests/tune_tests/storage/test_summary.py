@@ -1,12 +1,10 @@
 """A study's files, read without Optuna: the same trials as Optuna's, whatever was written and whoever runs."""
 
 import getpass
-import json
 import os
 import random
 import subprocess
 import sys
-import time
 
 import optuna
 import pytest
@@ -14,9 +12,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState
 
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.host.optuna_journal import FACTS, read_journal
-from bigbatch.tune.budget.ledger import DeviceSeconds, Ledger
+from bigbatch.tune.budget.ledger import Ledger
 from bigbatch.tune.commands.show import show_main
 from bigbatch.tune.commands.studies import studies_main
 from bigbatch.tune.runs.run import Run, Runs
@@ -83,20 +80,6 @@ def test_states_are_told_apart(tmp_path):
     }
     running.close()
     assert summarize(tmp_path / "running").state == "interrupted"
-
-
-def test_a_lease_of_another_machine_lives_while_it_is_renewed(tmp_path):
-    recorded_study(tmp_path / "s", sessions=[{}]).close()
-    Lease(tmp_path / "s", job_id="77").take()
-    lease = tmp_path / "s" / ".lease"
-    assert summarize(tmp_path / "s").state == "running" and "job 77" in summarize(tmp_path / "s").why
-    values = json.loads(lease.read_text())
-    lease.write_text(json.dumps({**values, "heartbeat": time.time() - 1000}))
-    os.utime(lease, (time.time() - 1000,) * 2)
-    assert summarize(tmp_path / "s").state == "interrupted"
-    lease.write_text("{")
-    os.utime(lease, (time.time() - 1000,) * 2)
-    assert summarize(tmp_path / "s").state == "interrupted"
 
 
 def test_a_study_whose_job_waits_in_the_queue_says_so(tmp_path, monkeypatch):
@@ -243,16 +226,3 @@ def test_neither_ray_nor_torch_nor_optuna_is_loaded(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-
-
-def test_hours_are_those_of_all_drivers_as_far_as_this_folder_has_heard_of_them(tmp_path, capsys):
-    store = recorded_study(tmp_path / "s")
-    store.close()
-    for used_h, other_h in ((1.0, 0.5), (0.5, 2.0), (0.25, 0.0)):
-        ledger = Ledger(store.folder / "ledger", lambda: 0.0)
-        ledger.begin(0, 2, since_s=1800.0 * used_h)
-        ledger.note_others(DeviceSeconds(held_s=3600.0 * other_h), 0.0)
-        ledger.close()
-    assert summarize(store.folder).held_s == pytest.approx(3600 * (1.75 + 2.0)), "the latest that is known counts once"
-    assert show_main([str(store.folder)]) == 0
-    assert "3.75 worker hours by all drivers of the study, 2.00 of them by those of other" in capsys.readouterr().out

@@ -1,6 +1,5 @@
 """A failed process never looks like bad hyperparameters: only a diverged trial says something about them."""
 
-import dataclasses
 import itertools
 import random
 from typing import Any
@@ -10,17 +9,15 @@ import ray
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
-from bigbatch.train_loop.loop.oom_retry import Halving
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.runs.retry import may_need_checkpoint
-from bigbatch.tune.runs.run import DIVERGED_ATTR, FAILURE_ATTR, HEALED_ATTR, has_diverged
+from bigbatch.tune.runs.run import DIVERGED_ATTR, FAILURE_ATTR, has_diverged
 from bigbatch.tune.runs.verdict import Verdict
 from bigbatch.tune.search.tuner import MemoryKill, PrunerScheduler
 from bigbatch.tune.trials.bridge import OptunaBridge
 from bigbatch.tune.trials.live_trials import EqualFailures
-from helpers.bridges import EPOCHS, Recorder, make_bridge, number_of, record, reopen
+from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen
 from helpers.lone_studies import curves_of
 
 FACTS = SearchFacts((), 6, EPOCHS, 2, 3)
@@ -126,24 +123,6 @@ def test_a_trials_own_process_that_ray_ended_for_memory_is_named(store, tmp_path
     attrs = store.study.trials[0].user_attrs
     assert attrs[FAILURE_ATTR] == kind and not has_diverged(store.study.trials[0])
     assert ("--set data.loader.workers" in attrs["ended_because"]) == (kind == "node memory")
-
-
-def test_a_healed_trial_keeps_its_number_and_its_configuration_has_what_fitted(store, capsys) -> None:
-    """Said once, though a trial reports its halvings at each start."""
-    watcher = Recorder()
-    bridge = make_bridge(store, observers=[watcher])
-    bridge.suggest("a")
-    before = TrainConfig.from_dict(store.study.trials[0].user_attrs["config"]).batch
-    first = dataclasses.asdict(Halving(256, 128, 2, 1, 0, 0))
-    second = dataclasses.asdict(Halving(128, 64, 4, 1, 5, 0))
-    for reported in ([first], [first, second], [first, second]):
-        assert not bridge.observe("a", {"records": [], "healed": reported})
-    bridge.observe("a", {"records": [record(epoch, 0.5) for epoch in range(1, EPOCHS + 1)]})
-    (trial,) = reopen(store).study.trials
-    assert trial.state == TrialState.COMPLETE and trial.user_attrs[HEALED_ATTR] == [first, second]
-    batch = TrainConfig.from_dict(trial.user_attrs["config"]).batch
-    assert (batch.global_size, batch.max_micro_size) == (before.global_size, 64)
-    assert batch.split(1).micro_size <= 64 and len(watcher.said) == 2 and "The micro-batch is now 64" in watcher.said[1]
 
 
 BAD_IMAGE = Verdict(TrialState.FAIL, "image x.jpg cannot be read")

@@ -1,16 +1,11 @@
 """``--stage`` on nodes that cannot: refused where all workers are here, else said on the driver's screen."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
-from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.packing import command as pack_command
-from bigbatch.train_loop.loop.assembly import set_up
-from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.reporter import ListReporter, report_notes
 
 
@@ -37,12 +32,3 @@ def test_what_nodes_meet_is_handed_on_once_with_their_names(caplog: pytest.LogCa
         caplog.clear()
         report_notes(met[:1], ListReporter(), rank)
         assert [record.getMessage() for record in caplog.records] == ["on n1: no room"] * (rank == 0)
-
-
-def test_a_run_hands_on_what_its_node_met(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_SUCH_SCRATCH", raising=False)
-    values = {"data.name": str(packed), "image_size": 32, "batch": 4, "model": "shufflenet_v2_x0_5", "micro_size": 4}
-    set_up(TrainConfig().replace_keys(values), heard := Heard(), CheckpointFolder(None, 0.0), torch.device("cpu"),
-           "$NO_SUCH_SCRATCH")  # fmt: skip
-    (text,) = heard.texts
-    assert text.startswith(f"on {os.uname().nodename}: --stage must be") and text.endswith(f"Reading {packed} itself.")
