@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.record import job_record
 from helpers.stand_in_ray import StandInJob, record_of, start_search
 
 
@@ -32,16 +31,6 @@ def test_ray_is_started_again_within_the_time_out(tmp_path):
 def test_a_start_that_fails_at_once_is_not_tried_again(tmp_path):
     job = start_on_busy_machine(tmp_path, 300, 99, 0.0)
     assert job.end() == 1 and (tmp_path / "state" / "tries").read_text() == "x", job.log
-
-
-def test_a_job_whose_ray_does_not_start_is_requeued_if_it_has_progress(tmp_path):
-    """Of its last three starts. How many may be fruitless: test_policy.py."""
-    record = job_record.JobRecord("7", "requeueing", restarts=3, fruitless_restarts=0)
-    record.write({"BIGBATCH_HOME": str(tmp_path / "home")})
-    job = start_on_busy_machine(tmp_path, 3, 99, 0.5, SLURM_RESTART_COUNT="3")
-    assert job.end() == 143, job.log
-    assert "the head n1 is not ready in time (--start-timeout): Ray did not start on n1 (exit code 1)" in job.log
-    assert "requeue 7" in job.calls and "RUNNING" not in job.log
 
 
 def test_a_job_whose_ray_does_not_start_is_requeued_if_its_study_has_progress(tmp_path):
