@@ -74,7 +74,6 @@ def first_record(
     return job_record.JobRecord(
         job_id=allocation.job_id,
         state="allocation",
-        command=list(chosen.command or ("tune/run.py", *chosen.arguments)),
         nodes=[node.name for node in allocation.nodes],
         head=allocation.head.name,
         study_folder=str(study) if study else None,

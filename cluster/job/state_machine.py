@@ -124,7 +124,6 @@ class Job:
         self._study = options.study_folder(self._options, self._default_study, self._cwd)
         checks.check_places(self._study, self._cwd, allocation)
         self._record = restart.first_record(allocation, self._options, self._study, before)
-        self._record.deadline = self._left.deadline if allocation.end_time else None
         self._folder = job_record.job_folder(allocation.job_id)
         checks.write_first_record(self._record)
         if (fruitless := self._record.fruitless_restarts - 1) > self._options.max_restarts:
@@ -209,8 +208,6 @@ class Job:
         command = options.driver_command(
             self._options, self._default_study, self._record.address, self._study, self._again
         )
-        self._record.command = command
-        self._save()
         try:
             env = driver_environment(self._env, self._folder, self._tmp) | self._bill.environment()
             self._driver = Driver(command, self._cwd, env | self._left.environment())

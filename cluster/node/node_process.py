@@ -88,7 +88,9 @@ class NodeProcess:
             processes.check_limits(processes.HEAD_THREADS if self._is_head else processes.RAY_THREADS)
             self._ip = network.own_address(self._name)
             self._share = ray_commands.node_resources()
-            self._report(replace(self._status, state="starting", ip=self._ip, **asdict(self._share)))
+            self._report(
+                replace(self._status, state="starting", ip=self._ip, cpus=self._share.cpus, gpus=self._share.gpus)
+            )
             with private_folder.temporary_folder(self._job_id) as folder:
                 failure = self._serve(folder)
             if failure and (beat := self._beat_of_first()):  # Ray may have missed a lost first node before this one has
@@ -120,13 +122,12 @@ class NodeProcess:
         self._await_head()
         if not (self._is_head or self._gcs):
             return None
-        attempt, began = 0, time.monotonic()
+        began = time.monotonic()
         while True:
             tried_at = time.monotonic()
-            found = ray_commands.free_ports(self._job_id, attempt, head=self._is_head)
-            if found is None:
-                return f"every block of ports is taken on {self._name}. Ask whose servers fill 20000-32000."
-            attempt, chosen = found
+            chosen = ray_commands.free_ports(head=self._is_head)
+            if chosen is None:
+                return f"no ports are free on {self._name}. Ask whose servers fill 20000-30000."
             ray = self._start_ray(folder, chosen)
             try:
                 failure = self._watch(ray, folder, chosen)
@@ -137,7 +138,6 @@ class NodeProcess:
                 return failure
             # Between the probe and Ray's start another program may take a port; that says nothing about this node.
             if ray_commands.taken_ports(chosen):
-                attempt += 1
                 print(f"another program took a port of {chosen.used()}; trying others", flush=True)
                 continue
             now = time.monotonic()

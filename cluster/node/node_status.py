@@ -33,8 +33,6 @@ class NodeStatus:
     ip: str = ""
     cpus: int = 0
     gpus: int = 0
-    memory_bytes: int = 0
-    object_store_bytes: int = 0
     ports: NodePorts | None = None
     """Ports of Ray on this node, from its start on."""
     folder: str = ""

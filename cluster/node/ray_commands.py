@@ -1,13 +1,13 @@
 """The command line and environment that start Ray on one node, with every port and resource explicit.
 
-Ports are a block derived from the job id, so that jobs on one node seldom collide. Blocks lie between 20000 and 32000:
-above Ray's own defaults, and below the ports that Linux uses for outgoing connections (32768 and up). A block is probed
-before use. If one of its ports is taken, the next attempt uses another block.
+A node's ports are a free block between 20000 and 30000: above Ray's own defaults, and below the ports that Linux uses
+for outgoing connections (32768 and up).
 """
 
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import socket
 import sys
@@ -20,11 +20,8 @@ from bigbatch.base.atomic_files import PRIVATE, write_text
 from bigbatch.cluster.host import network
 from bigbatch.cluster.host.allocation import granted_gpus, usable_cpus, usable_memory_bytes
 
-FIRST_PORT = 20000
-BLOCK = 24
-BLOCKS = 500
-ATTEMPTS = 8
-STRIDE = 211  # coprime with BLOCKS: attempts of one job visit every block
+FIRST_PORT, LAST_PORT = 20000, 30000
+ATTEMPTS = 50
 
 
 @dataclass(frozen=True)
@@ -45,14 +42,6 @@ class NodePorts:
         return [port for port in asdict(self).values() if port]
 
 
-def ports_of(job_id: str, attempt: int, *, head: bool) -> NodePorts:
-    """The block that a job uses at its ``attempt``-th try. Head and workers share no port."""
-    start = FIRST_PORT + (int(job_id) + attempt * STRIDE) % BLOCKS * BLOCK
-    if head:
-        return NodePorts(*range(start, start + 8))
-    return NodePorts(0, 0, 0, *range(start + 12, start + 17))
-
-
 def is_free(port: int) -> bool:
     """Whether a server could listen on ``port``, on every interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -71,12 +60,13 @@ def taken_ports(ports: NodePorts) -> list[int]:
     return [port for port in ports.used() if not is_free(port)]
 
 
-def free_ports(job_id: str, first_attempt: int, *, head: bool) -> tuple[int, NodePorts] | None:
-    """The first attempt from ``first_attempt`` on whose ports are all free, and those; None if there is none."""
-    for attempt in range(first_attempt, ATTEMPTS):
-        ports = ports_of(job_id, attempt, head=head)
+def free_ports(*, head: bool) -> NodePorts | None:
+    """Ports that are all free; None if there are none. Jobs on one node seldom choose the same ones."""
+    for _ in range(ATTEMPTS):
+        start = random.randrange(FIRST_PORT, LAST_PORT - 8)
+        ports = NodePorts(*range(start, start + 8)) if head else NodePorts(0, 0, 0, *range(start, start + 5))
         if not taken_ports(ports):
-            return attempt, ports
+            return ports
     return None
 
 

@@ -10,7 +10,6 @@ import dataclasses
 import errno
 import os
 import pwd
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,8 +52,6 @@ class JobRecord:
     job_id: str
     state: str
     """The state of the state machine in ``bigbatch.cluster.job``."""
-    command: list[str] = field(default_factory=list)
-    """The driver's command line."""
     nodes: list[str] = field(default_factory=list)
     """All nodes that Slurm bills, also those whose Ray did not start."""
     head: str | None = None
@@ -68,8 +65,6 @@ class JobRecord:
     """Absolute path of the job's own log."""
     end_time: float | None = None
     """When Slurm will end the job."""
-    deadline: float | None = None
-    """When trials must have saved."""
     restarts: int = 0
     fruitless_restarts: int = 0
     """Starts in a row in which no epoch was finished and no checkpoint written; with this one, until it has."""
@@ -77,7 +72,6 @@ class JobRecord:
     """The job that continues this one (``--chain``)."""
     reason: str | None = None
     """Why the job ended or waits, in words."""
-    updated: float = 0.0
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> JobRecord:
@@ -94,7 +88,6 @@ class JobRecord:
         for path in (folder.parent, folder):
             path.mkdir(exist_ok=True, mode=0o700)
             check_folder_is_ours(path.resolve())  # the user may have linked it to a larger file system
-        self.updated = time.time()
         path = folder / FILE
         write_json(path, {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}, indent=2, mode=PRIVATE)
         return path

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from virtual_config import CONTROLLER
@@ -66,16 +65,6 @@ class Jobs(ABC):
                 f"Job {job_id} did not reach {wanted} in {timeout_s} s: {self.job(job_id)}\n{self.logs()}"
             )
         return self.state(job_id)
-
-    @contextlib.contextmanager
-    def silent_controller(self) -> Iterator[None]:
-        """Meanwhile slurmctld answers nobody, though connections to it are made."""
-        signal_it = "kill -{} $(cat /run/slurmctld.pid)"
-        self.run(CONTROLLER, "sh", "-c", signal_it.format("STOP"))
-        try:
-            yield
-        finally:
-            self.run(CONTROLLER, "sh", "-c", signal_it.format("CONT"))
 
     def start_now(self, job_id: str) -> None:
         """Let a requeued job start without the usual delay.

@@ -85,15 +85,6 @@ def test_a_folder_that_is_not_that_of_the_doctor_or_is_full_is_found(tmp_path, m
     assert "has 13 characters" in probe.facts(tmp_path, "", {"BIGBATCH_NODE_TMP": "/tmp/too/long"})["temp folder"][1]
 
 
-def test_the_codes_digest_changes_with_the_code(tmp_path):
-    for house in probe.HOUSES:
-        (tmp_path / house).mkdir()
-    (tmp_path / "tune" / "a.py").write_text("x = 1\n")
-    before = probe.code_digest(tmp_path)
-    (tmp_path / "tune" / "a.py").write_text("x = 2\n")
-    assert probe.code_digest(tmp_path) != before
-
-
 def test_a_tensor_is_summed_and_a_node_without_the_networks_interface_says_so(tmp_path):
     pytest.importorskip("torch")
     env = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "BIGBATCH_INTERFACE": "lo"}

@@ -34,16 +34,6 @@ def test_a_start_that_fails_at_once_is_not_tried_again(tmp_path):
     assert job.end() == 1 and (tmp_path / "state" / "tries").read_text() == "x", job.log
 
 
-def test_a_job_whose_ray_does_not_start_is_requeued_if_it_has_progress(tmp_path):
-    """Of its last three starts. How many may be fruitless: test_policy.py."""
-    record = job_record.JobRecord("7", "requeueing", restarts=3, fruitless_restarts=0)
-    record.write({"BIGBATCH_HOME": str(tmp_path / "home")})
-    job = start_on_busy_machine(tmp_path, 3, 99, 0.5, SLURM_RESTART_COUNT="3")
-    assert job.end() == 143, job.log
-    assert "the head n1 is not ready in time (--start-timeout): Ray did not start on n1 (exit code 1)" in job.log
-    assert "requeue 7" in job.calls and "RUNNING" not in job.log
-
-
 def test_a_job_that_was_put_back_again_and_again_without_a_word_of_its_own_ends(tmp_path):
     """As after a first node that goes down in each start."""
     record = job_record.JobRecord("7", "driver", restarts=3, fruitless_restarts=4)

@@ -22,21 +22,20 @@ from helpers.waiting import wait_until
 pytestmark = pytest.mark.exhaustive
 
 HEAD, WORKER = "127.0.0.1", "127.0.0.2"
-JOB = "417"
 
 
 class TwoNodes:
     """A head and a worker as ``bigbatch.cluster.node`` starts them, in folders with a blank in their names."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        head, worker = ray_commands.free_ports(JOB, 0, head=True), ray_commands.free_ports(JOB, 0, head=False)
+        head, worker = ray_commands.free_ports(head=True), ray_commands.free_ports(head=False)
         assert head is not None and worker is not None
-        self.address = f"{HEAD}:{head[1].gcs}"
+        self.address = f"{HEAD}:{head.gcs}"
         self.env = ray_commands.ray_environment(self.address, ray_commands.make_token(folder))
         self.env["PYTHONPATH"] = f"{ROOT}/src:{ROOT}/tests"
         self.pids = {}
         share = ray_commands.NodeResources(1, 0, 500 * 2**20, ray_commands.LEAST_OBJECT_STORE)
-        for ip, chosen in ((HEAD, head[1]), (WORKER, worker[1])):
+        for ip, chosen in ((HEAD, head), (WORKER, worker)):
             local = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp", prefix="b ")))
             command = ray_commands.ray_start_command(ip, self.address, chosen, share, local / "r", ip)
             log = stack.enter_context((local / "log").open("w"))

@@ -7,13 +7,13 @@ from pathlib import Path
 from bigbatch.cluster.node import node_process, ray_commands
 from helpers.processes import program
 
+PORTS = {True: ray_commands.NodePorts(*range(1, 9)), False: ray_commands.NodePorts(0, 0, 0, *range(11, 16))}
+
 
 def test_ray_is_started_with_every_port_and_resource_given(tmp_path):
     share = ray_commands.NodeResources(4, 2, 10**9, 10**8)
     head, worker = (
-        ray_commands.ray_start_command(
-            ip, "10.0.0.1:1", ray_commands.ports_of("1", 0, head=ip == "10.0.0.1"), share, tmp_path, "n1"
-        )
+        ray_commands.ray_start_command(ip, "10.0.0.1:1", PORTS[ip == "10.0.0.1"], share, tmp_path, "n1")
         for ip in ("10.0.0.1", "10.0.0.2")
     )
     assert "--head" in head and "--dashboard-host=127.0.0.1" in head and "--address=10.0.0.1:1" in worker
@@ -50,32 +50,23 @@ def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_pa
         step = node_process.NodeProcess.__new__(node_process.NodeProcess)
         step._is_head, step._ip, step._record = True, "10.0.0.1", tmp_path
         step._share, step._job_id, step._name = ray_commands.NodeResources(1, 0, 10**9, 10**8), "1", "n1"
-        assert step._start_ray(tmp_path, ray_commands.ports_of("1", 0, head=True)).wait() == 0
+        assert step._start_ray(tmp_path, PORTS[True]).wait() == 0
         seen = dict(line.split("=", 1) for line in Path(os.environ["SEEN"]).read_text().splitlines() if "=" in line)
         assert (seen["TMPDIR"], seen["BIGBATCH_USER_TMPDIR"]) == (str(tmp_path), own or "")
 
 
-def test_blocks_of_ports_do_not_overlap_and_stay_below_the_ephemeral_range():
-    head, worker = ray_commands.ports_of("7", 0, head=True), ray_commands.ports_of("7", 0, head=False)
-    assert len(set(head.used() + worker.used())) == 8 + 5
-    assert (worker.gcs, worker.dashboard, worker.client) == (0, 0, 0)
-    neighbours = [set(ray_commands.ports_of(str(job), 0, head=h).used()) for job in range(500) for h in (True, False)]
-    assert sum(map(len, neighbours)) == len(set.union(*neighbours)), "500 jobs in a row meet nowhere"
-    assert min(map(min, neighbours)) >= 20000 and max(map(max, neighbours)) < 32000
-    visited = {ray_commands.ports_of("123456789", attempt, head=True).gcs for attempt in range(ray_commands.ATTEMPTS)}
-    assert len(visited) == ray_commands.ATTEMPTS
+def test_ports_are_free_and_below_the_ephemeral_range(monkeypatch):
+    head, worker = ray_commands.free_ports(head=True), ray_commands.free_ports(head=False)
+    assert len(head.used()) == 8 and len(worker.used()) == 5 and 20000 <= min(head.used()) < max(head.used()) < 30000
+    monkeypatch.setattr(ray_commands, "is_free", lambda port: False)
+    assert ray_commands.free_ports(head=True) is None
 
 
-def test_a_taken_port_moves_the_job_to_another_block():
-    blocks = ((str(n), ray_commands.ports_of(str(n), 0, head=True)) for n in range(31, 500))
-    job, first = next((n, block) for n, block in blocks if not ray_commands.taken_ports(block))
+def test_a_port_on_which_another_program_listens_is_taken():
     with socket.socket() as neighbour:
-        neighbour.bind(("127.0.0.1", first.object_manager))
+        neighbour.bind(("127.0.0.1", 0))
         neighbour.listen()
-        assert ray_commands.taken_ports(first) == [first.object_manager]
-        attempt, chosen = ray_commands.free_ports(job, 0, head=True)
-        assert attempt > 0 and not ray_commands.taken_ports(chosen)
-    assert ray_commands.free_ports(job, 0, head=True) == (0, first)
+        assert not ray_commands.is_free(neighbour.getsockname()[1])
 
 
 def test_a_token_is_fresh_and_private(tmp_path):

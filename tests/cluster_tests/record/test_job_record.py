@@ -64,17 +64,16 @@ def test_a_folder_of_jobs_of_another_user_is_refused_with_the_one_to_take(tmp_pa
 
 STATUS = NodeStatus(
     run_id="7.0", state="ready", beat=4, time=12.5, ip="10.0.0.3", cpus=8, gpus=2,
-    memory_bytes=2**33, object_store_bytes=2**28, ports=NodePorts(1, 2, 3, 4, 5, 6, 7, 8),
+    ports=NodePorts(1, 2, 3, 4, 5, 6, 7, 8),
     folder="/tmp/bb-7", signalled=True, reason="Ray ended",
 )  # fmt: skip
 ORDERS = NodeOrders(run_id="7.0", stop=True, hold=True, keep_logs=True, address="10.0.0.3:1")
 RECORD = JobRecord(
-    job_id="7", state="driver", command=["python", "tune/run.py"], nodes=["n1", "n2"], head="n1",
+    job_id="7", state="driver", nodes=["n1", "n2"], head="n1",
     address="10.0.0.3:1", dashboard_port=2, token_path="/home/u/token",
     study_folder="/scratch/study", log="/home/u/7.log", end_time=99.5,
-    deadline=79.5, restarts=3, fruitless_restarts=1,
+    restarts=3, fruitless_restarts=1,
     successor="8", reason="the time limit is near",
-    updated=50.0,
 )  # fmt: skip
 RECORDS = {"status": STATUS, "orders": ORDERS}
 

@@ -120,14 +120,6 @@ def test_sbatch_gets_the_kept_script_and_options_that_no_variable_can_overrule(t
     assert (tmp_path / "home" / "scripts").stat().st_mode & 0o077 == 0
 
 
-def test_paths_may_be_paths_and_numbers_numbers(tmp_path):
-    (tmp_path / "image.sif").touch()
-    wishes = {"container": tmp_path / "image.sif", "check": False, "dry_run": True, "cpus_per_node": 1}
-    script = batch_script.submit("--space", tmp_path / "my.py", "--trials", 64, site="generic", env=HOME, **wishes)
-    assert f" --space {tmp_path}/my.py --trials 64" in script
-    assert f"export BIGBATCH_CONTAINER={tmp_path}/image.sif\n" in script
-
-
 def test_a_site_that_forbids_requeueing_gets_a_chain_of_jobs(tmp_path, monkeypatch):
     """Its profile is exported with its whole path: the job and ``bigbatch logs`` may read it in another folder."""
     monkeypatch.chdir(tmp_path)
