@@ -1,6 +1,5 @@
-"""``--stage`` on nodes that cannot: refused where all workers are here, else said on the driver's screen."""
+"""``--stage`` on nodes that cannot: said on the driver's screen."""
 
-import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -11,15 +10,12 @@ import torch
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.packing import command as pack_command
-from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch.ray_worker import RECORDS
 from bigbatch.train_loop.launch.worker_lines import NOTES, RecordPrinter, read_lines, records_of
 from bigbatch.train_loop.loop.assembly import set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.reporter import ListReporter, report_notes
-from bigbatch.tune.commands.tune import tune_main
 from bigbatch.tune.trials.bridge import Notes
-from helpers.refusals import refused_command
 
 
 @pytest.fixture(scope="module")
@@ -27,33 +23,6 @@ def packed(tiny_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("set") / "packed"
     assert pack_command.main([str(tiny_images), str(folder), "--workers", "1"]) == 0
     return folder
-
-
-def test_a_variable_that_is_not_set_is_refused_where_all_workers_are_here(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NO_SUCH_SCRATCH", raising=False)
-    Path("c.json").write_text(json.dumps({"model": {"name": "resnet18"}, "batch": {"global_size": 4}}))
-    Path("file").touch()
-    search = ["--space", "smoke", "--set", "batch=4", "image_size=32", "--dry-run", "--data", str(packed)]
-    train = ["--config", "c.json", "--data", str(packed), "--set", "image_size=32"]
-    wrong = {
-        "$NO_SUCH_SCRATCH/sets": "got '$NO_SUCH_SCRATCH/sets', and $NO_SUCH_SCRATCH is not set here. Set the variable",
-        "${NO_SUCH_SCRATCH}": "$NO_SUCH_SCRATCH is not set here",
-        "/$NO_SUCH_SCRATCH": "$NO_SUCH_SCRATCH is not set here",
-        str(tmp_path / "file"): "must be a writable folder",
-    }
-    for (folder, said), (main, command) in itertools.product(
-        wrong.items(), ((tune_main, search), (train_command.main, train))
-    ):
-        error = refused_command(capsys, main, [*command, "--stage", folder])
-        assert "error: --stage must be" in error and said in error
-    assert sorted(os.listdir()) == ["c.json", "file"]
-    monkeypatch.setenv("NO_SUCH_SCRATCH", str(tmp_path))
-    assert tune_main([*search, "--stage", "$NO_SUCH_SCRATCH/sets"]) == 0
-    monkeypatch.delenv("NO_SUCH_SCRATCH")  # on a cluster the nodes may have it
-    assert tune_main([*search, "--stage", "$NO_SUCH_SCRATCH/sets", "--address", "10.0.0.1:6379"]) == 0
 
 
 class Heard(ListReporter):

@@ -238,12 +238,12 @@ class LoadedSource(DataSource):
             # after the first validation.
             side = max(self.info.image_size, self.config.val_image_size, size)
             taken = ring.Ring(self._fill, self._workers, 2 * largest, side, self.config.loader.pin_memory)
-        read = taken.read(job, batches, size)
+        done = False
         try:
-            yield from read
+            yield from taken.read(job, batches, size)
+            done = True
         finally:
-            read.close()
-            if taken.open and not self._rings:
+            if done and not self._rings:
                 self._rings.append(taken)
-            else:
+            else:  # one that was left early has batches under way
                 taken.close()

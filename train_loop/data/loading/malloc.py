@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
 from functools import cache
 
 KEPT_FREE_BYTES = 32 << 20
@@ -19,25 +18,14 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
-def raise_malloc_thresholds(env: Mapping[str, str] = os.environ) -> bool:
-    """Tell this process's allocator to keep up to ``KEPT_FREE_BYTES``.
-
-    Returns:
-        False if the system's library is not glibc, or the user has set its parameters. Then nothing changes.
-    """
-    return not any(name in env for name in _USER_SETTINGS) and _set_parameters()
-
-
 @cache
-def _set_parameters() -> bool:
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # musl, macOS
-        return False
+def raise_malloc_thresholds() -> None:
+    """Tell this process's allocator to keep up to ``KEPT_FREE_BYTES``, unless it is not glibc's or the user has set its
+    parameters."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # none in musl and macOS
+    if mallopt is None or any(name in os.environ for name in _USER_SETTINGS):
+        return
     # glibc raises the two thresholds by itself as blocks are freed, but stops at what was freed so far; to set one of
     # them stops that for both, so both are set. Of the threshold for mapping, 32 MB is the most that glibc takes.
-    values = {_MMAP_THRESHOLD: KEPT_FREE_BYTES, _TRIM_THRESHOLD: KEPT_FREE_BYTES, _TOP_PAD: KEPT_FREE_BYTES // 8}
-    accepted = [
-        mallopt(parameter, value) == 1 for parameter, value in values.items()
-    ]  # sets each, also after a refusal
-    return all(accepted)
+    for parameter, value in ((_MMAP_THRESHOLD, 1), (_TRIM_THRESHOLD, 1), (_TOP_PAD, 8)):
+        mallopt(parameter, KEPT_FREE_BYTES // value)

@@ -25,7 +25,7 @@ import socket
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import util
 from multiprocessing.process import BaseProcess
@@ -111,8 +111,7 @@ class FillTask:
 
 
 class Slots:
-    """The shared memory: a page with the number of the oldest batch that is wanted and which processes have begun, then
-    the slots."""
+    """The shared memory: a page that says which processes have begun, then the slots."""
 
     def __init__(self, count: int, images: int, image_bytes: int) -> None:
         self.count, self.images, self.image_bytes = count, images, image_bytes
@@ -127,9 +126,7 @@ class Slots:
             self.memory = np.frombuffer(mmap.mmap(descriptor, self.bytes), np.uint8)
         finally:
             os.close(descriptor)
-        self.oldest = self.memory[:8].view(np.int64)
-        # 8: before it stands the number of the oldest batch.
-        self.begun = self.memory[8:PAGE]
+        self.begun = self.memory[:PAGE]
 
     def indices(self, slot: int, images: int) -> Indices:
         """Where the indices of a batch of ``images`` stand in a slot, int64 ``[images]``, shared with all processes."""
@@ -229,27 +226,23 @@ class Ring:
         """End the processes. Batches that are still held stay valid."""
         self._close()
 
-    def read(self, job: object, batches: Sequence[Indices], size: int) -> Generator[torch.Tensor, None, None]:
-        """Each batch's pixels, uint8 ``[N, size, size, 3]``, in order.
+    def read(self, job: object, batches: Sequence[Indices], size: int) -> Iterator[torch.Tensor]:
+        """Each batch's pixels, uint8 ``[N, size, size, 3]``, in order. Whoever leaves early must close the ring.
 
         Raises LoaderError naming a process that ended, ImageError as ``fill`` does.
         """
         begin, sent, coming = self._next, 0, UpcomingIndices(batches)
         self._next += len(batches)
         slot_of: dict[int, int] = {}
-        try:
-            for number, indices in enumerate(batches, begin):
-                while self._left.get(number, 1):  # 1: not sent yet
-                    while sent < len(batches) and self._free and self._queued < MAX_QUEUED_TASKS:
-                        slot_of[begin + sent] = self._send(begin + sent, batches[sent], size, job, coming)
-                        sent += 1
-                    self._receive()
-                del self._left[number]
-                # Without a name: the slot is free once the consumer has let go of it.
-                yield self._view(slot_of.pop(number), len(indices), size)
-        finally:
-            if self.open:
-                self._cancel(slot_of)
+        for number, indices in enumerate(batches, begin):
+            while self._left.get(number, 1):  # 1: not sent yet
+                while sent < len(batches) and self._free and self._queued < MAX_QUEUED_TASKS:
+                    slot_of[begin + sent] = self._send(begin + sent, batches[sent], size, job, coming)
+                    sent += 1
+                self._receive()
+            del self._left[number]
+            # Without a name: the slot is free once the consumer has let go of it.
+            yield self._view(slot_of.pop(number), len(indices), size)
 
     def _send(self, number: int, indices: Indices, size: int, job: object, coming: UpcomingIndices) -> int:
         slot = self._free.popleft()
@@ -321,16 +314,6 @@ class Ring:
         weakref.finalize(pixels, self._free.append, slot).atexit = False
         return torch.from_numpy(pixels)
 
-    def _cancel(self, slot_of: dict[int, int]) -> None:
-        """After a read that ended early: processes skip the tasks that they have not begun."""
-        self.slots.oldest[0] = self._next
-        while self._queued:
-            # Nobody wants these tasks any more, nor their bad images.
-            with contextlib.suppress(ImageError):
-                self._receive()
-        self._left.clear()
-        self._free.extend(slot_of.values())
-
 
 def _shut_down(processes: Sequence[BaseProcess], ends: Sequence[socket.socket]) -> None:
     for end in ends:
@@ -370,11 +353,10 @@ def _work(
 
 def _error_of(fill: FillBatch, slots: Slots, task: FillTask) -> Exception | None:
     try:
-        if task.batch >= slots.oldest[0]:
-            pixels = torch.from_numpy(slots.pixels(task.slot, task.images, task.size))
-            indices = slots.indices(task.slot, task.images)
-            ahead = slots.ahead(task.slot)[slice(*task.ahead)]
-            fill(task.job, indices, pixels, range(task.first, task.last), ahead)
+        pixels = torch.from_numpy(slots.pixels(task.slot, task.images, task.size))
+        indices = slots.indices(task.slot, task.images)
+        ahead = slots.ahead(task.slot)[slice(*task.ahead)]
+        fill(task.job, indices, pixels, range(task.first, task.last), ahead)
     except ImageError as error:
         return error
     except Exception:
