@@ -22,7 +22,6 @@ from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading import ring
 from bigbatch.train_loop.data.loading.counts import loader_workers
-from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
 from bigbatch.train_loop.data.pixels.auto_augment import augment_policy
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 
@@ -218,7 +217,7 @@ class LoadedSource(DataSource):
         next(coming, None)  # to its end: its ring is free again
 
     def _read_here(self, job: ReadPurpose, batches: Sequence[sampling.Indices], size: int) -> Iterator[torch.Tensor]:
-        raise_malloc_thresholds()
+        ring.raise_malloc_thresholds()
         coming, most = ring.UpcomingIndices(batches), ring.IMAGES_AHEAD
         for indices in batches:
             pixels = torch.empty((len(indices), size, size, 3), dtype=torch.uint8)

@@ -13,6 +13,7 @@ maps it, however those end, and loader processes end when their socket does, so 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import itertools
 import mmap
@@ -27,6 +28,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import util
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -36,7 +38,6 @@ import numpy.typing as npt
 import torch
 
 from bigbatch.train_loop.data.loading.counts import memory_per_rank_bytes, slot_count
-from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
 from bigbatch.train_loop.data.loading.upload import page_lock
 from bigbatch.train_loop.errors import ImageError, LoaderError
 
@@ -57,6 +58,12 @@ MAX_TASKS_ASKED_AT_ONCE = 2
 BEGIN_S = 60.0
 """So long a process may take to its first line: CPython below 3.11.10 copies a lock that another thread holds at the
 fork, and the child waits for it for ever (python/cpython#112275)."""
+
+KEPT_FREE_BYTES = 32 << 20
+"""Keep at most this much free memory at the end of the heap: an RGB image of 10 million pixels."""
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 Indices = npt.NDArray[np.int64]
 FillBatch = Callable[[Any, Indices, torch.Tensor, range, Indices], None]
@@ -326,6 +333,20 @@ def _shut_down(processes: Sequence[BaseProcess], ends: Sequence[socket.socket]) 
 
 
 # --- in a loader process ---
+
+
+@cache
+def raise_malloc_thresholds() -> None:
+    """Tell this process's allocator to keep up to ``KEPT_FREE_BYTES``, unless it is not glibc's or the user has set its
+    parameters (mallopt(3)). By default large blocks go back to the system, and the next image's pages are mapped anew.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # none in musl and macOS
+    if mallopt is None or any(name in os.environ for name in _USER_SETTINGS):
+        return
+    # glibc raises the two thresholds by itself as blocks are freed, but stops at what was freed so far; to set one of
+    # them stops that for both, so both are set. Of the threshold for mapping, 32 MB is the most that glibc takes.
+    for parameter, value in ((_MMAP_THRESHOLD, 1), (_TRIM_THRESHOLD, 1), (_TOP_PAD, 8)):
+        mallopt(parameter, KEPT_FREE_BYTES // value)
 
 
 def _work(

@@ -11,9 +11,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig
-from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
-from bigbatch.train_loop.data.pixels import auto_augment
+from bigbatch.train_loop.config import AugmentConfig, BatchSplit, DataConfig, LoaderConfig
+from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.pixels.auto_augment import AugmentPolicy, augment_policy
 from helpers.packed_sets import same, write_images
 
@@ -117,9 +116,3 @@ def test_training_images_have_it_whatever_the_processes(tmp_path: Path, name: st
     assert same(batches(off), batches(plain_off))
     val = [next(open_data(c).val_batches(3, 0, 1))[0] for c in (plain, config)]
     assert torch.equal(*val)
-
-
-def test_digits_have_their_own() -> None:
-    with pytest.raises(ConfigError, match="digits has its own augmentation"):
-        describe_data_set(DataConfig(augment=AugmentConfig(policy="rand")))
-    assert auto_augment.augment_policy(AugmentConfig()) is None
