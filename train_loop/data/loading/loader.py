@@ -6,7 +6,6 @@ whole batches, in this process or from loader processes.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from abc import ABC, abstractmethod
 from collections import deque
@@ -17,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.config import AugmentConfig, DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading import ring
 from bigbatch.train_loop.data.loading.counts import loader_workers
-from bigbatch.train_loop.data.pixels.auto_augment import augment_policy
+from bigbatch.train_loop.data.pixels import boxes
+from bigbatch.train_loop.data.pixels.auto_augment import augment
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 
 WriteImage = Callable[[torch.Tensor], None]
@@ -85,6 +85,7 @@ class BatchFiller:
     train: IndexedImages
     val: IndexedImages
     train_size: int
+    augment: AugmentConfig = boxes.USUAL.augment
 
     def __call__(
         self, job: ReadPurpose, indices: sampling.Indices, pixels: torch.Tensor, places: range, ahead: sampling.Indices
@@ -125,8 +126,8 @@ class BatchFiller:
             write_random(out)
             if is_mirrored(draws):
                 out.copy_(out.flip(1))
-            if epoch.policy is not None:
-                epoch.policy.apply(out, draws)
+            if self.augment.policy != "none":
+                augment(out, draws, self.augment)
 
         return write
 
@@ -145,7 +146,7 @@ class LoadedSource(DataSource):
     ) -> None:
         super().__init__(info, config.augment.copies)
         self.parts = train, val
-        self._fill = BatchFiller(train, val, info.train_size)
+        self._fill = BatchFiller(train, val, info.train_size, config.augment)
         self.config = config
         self.mean, self.std = tuple(mean), tuple(std)
         self._on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -158,11 +159,7 @@ class LoadedSource(DataSource):
 
         Raises LoaderError, ImageError.
         """
-        augmented = (
-            dataclasses.replace(epoch, policy=augment_policy(self.config.augment))
-            if self.config.augment.enabled
-            else None
-        )
+        augmented = epoch if self.config.augment.enabled else None
         return self._read(ReadPurpose(False, augmented), batches, self.info.image_size)
 
     def read_whole(self, batches: Sequence[sampling.Indices], side: int) -> Iterator[Batch]:

@@ -190,11 +190,8 @@ def read_info(folder: str) -> PackedInfo:
 
 def file_sha256(path: str | Path) -> str:
     """SHA-256 of a file's content, in hexadecimal digits."""
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 NUMBERS = ("shard", "offset", "bytes", "label", "height", "width", "crc32")
