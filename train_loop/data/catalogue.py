@@ -59,14 +59,8 @@ def _named_path(name: str) -> str:
     path = str(data_home() / name)
     if is_packed(path):
         return path
-    if name == PACKED_BY_HAND:
-        raise ConfigError(
-            f"data set imagenet must be packed before its first use; got none in {path!r}. {how_to_make_imagenet()}"
-        )
-    raise ConfigError(
-        f"data set {name} must be fetched before its first use; got none in {path!r}. "
-        f"Run, where there is a network: bigbatch fetch {name}"
-    )
+    how = how_to_make_imagenet() if name == PACKED_BY_HAND else f"Run, where there is a network: bigbatch fetch {name}"
+    raise ConfigError(f"data set {name} must be packed before its first use; got none in {path!r}. {how}")
 
 
 def how_to_make_imagenet() -> str:

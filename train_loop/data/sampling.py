@@ -102,11 +102,15 @@ def holdout_rows(labels: Indices, count: int) -> tuple[Indices, Indices]:
         labels: of all validation images, ``[N]``.
         count: at least 1, at most N.
     """
-    by_class = np.lexsort((np.random.default_rng(HOLDOUT_SEED).permutation(len(labels)), labels))
-    # At equal distances in the order of the classes: so each gives its share to within one image.
-    picked = (np.arange(count) * len(labels) + len(labels) // 2) // count
-    reports = np.sort(by_class[picked])
+    reports = stratified_rows(labels, count, HOLDOUT_SEED)
     return np.setdiff1d(np.arange(len(labels), dtype=np.int64), reports), reports
+
+
+def stratified_rows(labels: Indices, count: int, seed: int) -> Indices:
+    """``count`` rows, rising: each class gives its share to within one image."""
+    by_class = np.lexsort((np.random.default_rng(seed).permutation(len(labels)), labels))
+    # At equal distances in the order of the classes.
+    return np.sort(by_class[(np.arange(count) * len(labels) + len(labels) // 2) // count])
 
 
 def bn_batches(

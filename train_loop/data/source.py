@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from bigbatch.train_loop.config import BatchSplit
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.pixels.auto_augment import AugmentPolicy
 from bigbatch.train_loop.plugins.nested import Nested
 
 Batch = tuple[Nested, Nested]
@@ -25,8 +24,6 @@ class Epoch:
 
     seed: int
     number: int
-    policy: AugmentPolicy | None = None
-    """Further augmentation of each image. A source that reads images one by one sets it."""
 
 
 class Step:

@@ -98,20 +98,14 @@ def test_copies_share_a_step_but_no_micro_batch_and_no_augmentation(images_folde
     rest = list(sampling.train_micro_batches(size, 7, 3, split, 1, start_step=5, repeats=repeats))
     assert all(np.array_equal(a, b) for x, y in zip(rest, ranks[1][5:], strict=True) for a, b in zip(x, y, strict=True))
 
-    for config in (
-        DataConfig(augment=AugmentConfig(repeats=3)),
-        DataConfig(str(images_folder), 16, augment=AugmentConfig(repeats=3)),
-    ):
-        source = open_data(config)
-        size = source.info.train_size
-        indices = np.array([4, 4 + size, 4 + 2 * size])
-        images, labels = next(iter(source.read_train([indices], Epoch(1, 2))))
-        assert labels.unique().numel() == 1 and not torch.equal(images[0], images[1])
-        assert not torch.equal(images[1], images[2])
-        once = open_data(dataclasses.replace(config, augment=AugmentConfig(repeats=1)))
-        assert torch.equal(next(iter(once.read_train([indices[:1]], Epoch(1, 2))))[0][0], images[0])
-        batches = list(source.train_batches(0, 0, BatchSplit(1, 3, 4), 0))
-        assert len(batches) == size // 12
+    config = DataConfig(str(images_folder), 16, augment=AugmentConfig(repeats=3))
+    source = open_data(config)
+    size = source.info.train_size
+    indices = np.array([4, 4 + size, 4 + 2 * size])
+    images, labels = next(iter(source.read_train([indices], Epoch(1, 2))))
+    assert labels.unique().numel() == 1 and not torch.equal(images[0], images[1])
+    once = open_data(dataclasses.replace(config, augment=AugmentConfig(repeats=1)))
+    assert torch.equal(next(iter(once.read_train([indices[:1]], Epoch(1, 2))))[0][0], images[0])
 
 
 @pytest.mark.parametrize(("size", "count"), [(360, 180), (360, 72), (50_000, 25_000), (31, 10)])

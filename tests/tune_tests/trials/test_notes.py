@@ -1,4 +1,4 @@
-"""``--stage`` on nodes that cannot: refused where all workers are here, else said on the driver's screen."""
+"""``--stage`` on nodes that cannot: said on the driver's screen."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,7 +6,6 @@ whole batches, in this process or from loader processes.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from abc import ABC, abstractmethod
 from collections import deque
@@ -17,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.config import AugmentConfig, DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading import ring
 from bigbatch.train_loop.data.loading.counts import loader_workers
-from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
-from bigbatch.train_loop.data.pixels.auto_augment import augment_policy
+from bigbatch.train_loop.data.pixels import boxes
+from bigbatch.train_loop.data.pixels.auto_augment import augment
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 
 WriteImage = Callable[[torch.Tensor], None]
@@ -86,6 +85,7 @@ class BatchFiller:
     train: IndexedImages
     val: IndexedImages
     train_size: int
+    augment: AugmentConfig = boxes.USUAL.augment
 
     def __call__(
         self, job: ReadPurpose, indices: sampling.Indices, pixels: torch.Tensor, places: range, ahead: sampling.Indices
@@ -126,8 +126,8 @@ class BatchFiller:
             write_random(out)
             if is_mirrored(draws):
                 out.copy_(out.flip(1))
-            if epoch.policy is not None:
-                epoch.policy.apply(out, draws)
+            if self.augment.policy != "none":
+                augment(out, draws, self.augment)
 
         return write
 
@@ -146,7 +146,7 @@ class LoadedSource(DataSource):
     ) -> None:
         super().__init__(info, config.augment.copies)
         self.parts = train, val
-        self._fill = BatchFiller(train, val, info.train_size)
+        self._fill = BatchFiller(train, val, info.train_size, config.augment)
         self.config = config
         self.mean, self.std = tuple(mean), tuple(std)
         self._on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -159,11 +159,7 @@ class LoadedSource(DataSource):
 
         Raises LoaderError, ImageError.
         """
-        augmented = (
-            dataclasses.replace(epoch, policy=augment_policy(self.config.augment))
-            if self.config.augment.enabled
-            else None
-        )
+        augmented = epoch if self.config.augment.enabled else None
         return self._read(ReadPurpose(False, augmented), batches, self.info.image_size)
 
     def read_whole(self, batches: Sequence[sampling.Indices], side: int) -> Iterator[Batch]:
@@ -218,7 +214,7 @@ class LoadedSource(DataSource):
         next(coming, None)  # to its end: its ring is free again
 
     def _read_here(self, job: ReadPurpose, batches: Sequence[sampling.Indices], size: int) -> Iterator[torch.Tensor]:
-        raise_malloc_thresholds()
+        ring.raise_malloc_thresholds()
         coming, most = ring.UpcomingIndices(batches), ring.IMAGES_AHEAD
         for indices in batches:
             pixels = torch.empty((len(indices), size, size, 3), dtype=torch.uint8)
@@ -238,12 +234,12 @@ class LoadedSource(DataSource):
             # after the first validation.
             side = max(self.info.image_size, self.config.val_image_size, size)
             taken = ring.Ring(self._fill, self._workers, 2 * largest, side, self.config.loader.pin_memory)
-        read = taken.read(job, batches, size)
+        done = False
         try:
-            yield from read
+            yield from taken.read(job, batches, size)
+            done = True
         finally:
-            read.close()
-            if taken.open and not self._rings:
+            if done and not self._rings:
                 self._rings.append(taken)
-            else:
+            else:  # one that was left early has batches under way
                 taken.close()

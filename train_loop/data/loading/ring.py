@@ -13,6 +13,7 @@ maps it, however those end, and loader processes end when their socket does, so 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import itertools
 import mmap
@@ -25,8 +26,9 @@ import socket
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import util
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -36,7 +38,6 @@ import numpy.typing as npt
 import torch
 
 from bigbatch.train_loop.data.loading.counts import memory_per_rank_bytes, slot_count
-from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
 from bigbatch.train_loop.data.loading.upload import page_lock
 from bigbatch.train_loop.errors import ImageError, LoaderError
 
@@ -57,6 +58,12 @@ MAX_TASKS_ASKED_AT_ONCE = 2
 BEGIN_S = 60.0
 """So long a process may take to its first line: CPython below 3.11.10 copies a lock that another thread holds at the
 fork, and the child waits for it for ever (python/cpython#112275)."""
+
+KEPT_FREE_BYTES = 32 << 20
+"""Keep at most this much free memory at the end of the heap: an RGB image of 10 million pixels."""
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 Indices = npt.NDArray[np.int64]
 FillBatch = Callable[[Any, Indices, torch.Tensor, range, Indices], None]
@@ -111,8 +118,7 @@ class FillTask:
 
 
 class Slots:
-    """The shared memory: a page with the number of the oldest batch that is wanted and which processes have begun, then
-    the slots."""
+    """The shared memory: a page that says which processes have begun, then the slots."""
 
     def __init__(self, count: int, images: int, image_bytes: int) -> None:
         self.count, self.images, self.image_bytes = count, images, image_bytes
@@ -127,9 +133,7 @@ class Slots:
             self.memory = np.frombuffer(mmap.mmap(descriptor, self.bytes), np.uint8)
         finally:
             os.close(descriptor)
-        self.oldest = self.memory[:8].view(np.int64)
-        # 8: before it stands the number of the oldest batch.
-        self.begun = self.memory[8:PAGE]
+        self.begun = self.memory[:PAGE]
 
     def indices(self, slot: int, images: int) -> Indices:
         """Where the indices of a batch of ``images`` stand in a slot, int64 ``[images]``, shared with all processes."""
@@ -229,27 +233,23 @@ class Ring:
         """End the processes. Batches that are still held stay valid."""
         self._close()
 
-    def read(self, job: object, batches: Sequence[Indices], size: int) -> Generator[torch.Tensor, None, None]:
-        """Each batch's pixels, uint8 ``[N, size, size, 3]``, in order.
+    def read(self, job: object, batches: Sequence[Indices], size: int) -> Iterator[torch.Tensor]:
+        """Each batch's pixels, uint8 ``[N, size, size, 3]``, in order. Whoever leaves early must close the ring.
 
         Raises LoaderError naming a process that ended, ImageError as ``fill`` does.
         """
         begin, sent, coming = self._next, 0, UpcomingIndices(batches)
         self._next += len(batches)
         slot_of: dict[int, int] = {}
-        try:
-            for number, indices in enumerate(batches, begin):
-                while self._left.get(number, 1):  # 1: not sent yet
-                    while sent < len(batches) and self._free and self._queued < MAX_QUEUED_TASKS:
-                        slot_of[begin + sent] = self._send(begin + sent, batches[sent], size, job, coming)
-                        sent += 1
-                    self._receive()
-                del self._left[number]
-                # Without a name: the slot is free once the consumer has let go of it.
-                yield self._view(slot_of.pop(number), len(indices), size)
-        finally:
-            if self.open:
-                self._cancel(slot_of)
+        for number, indices in enumerate(batches, begin):
+            while self._left.get(number, 1):  # 1: not sent yet
+                while sent < len(batches) and self._free and self._queued < MAX_QUEUED_TASKS:
+                    slot_of[begin + sent] = self._send(begin + sent, batches[sent], size, job, coming)
+                    sent += 1
+                self._receive()
+            del self._left[number]
+            # Without a name: the slot is free once the consumer has let go of it.
+            yield self._view(slot_of.pop(number), len(indices), size)
 
     def _send(self, number: int, indices: Indices, size: int, job: object, coming: UpcomingIndices) -> int:
         slot = self._free.popleft()
@@ -321,16 +321,6 @@ class Ring:
         weakref.finalize(pixels, self._free.append, slot).atexit = False
         return torch.from_numpy(pixels)
 
-    def _cancel(self, slot_of: dict[int, int]) -> None:
-        """After a read that ended early: processes skip the tasks that they have not begun."""
-        self.slots.oldest[0] = self._next
-        while self._queued:
-            # Nobody wants these tasks any more, nor their bad images.
-            with contextlib.suppress(ImageError):
-                self._receive()
-        self._left.clear()
-        self._free.extend(slot_of.values())
-
 
 def _shut_down(processes: Sequence[BaseProcess], ends: Sequence[socket.socket]) -> None:
     for end in ends:
@@ -343,6 +333,20 @@ def _shut_down(processes: Sequence[BaseProcess], ends: Sequence[socket.socket]) 
 
 
 # --- in a loader process ---
+
+
+@cache
+def raise_malloc_thresholds() -> None:
+    """Tell this process's allocator to keep up to ``KEPT_FREE_BYTES``, unless it is not glibc's or the user has set its
+    parameters (mallopt(3)). By default large blocks go back to the system, and the next image's pages are mapped anew.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # none in musl and macOS
+    if mallopt is None or any(name in os.environ for name in _USER_SETTINGS):
+        return
+    # glibc raises the two thresholds by itself as blocks are freed, but stops at what was freed so far; to set one of
+    # them stops that for both, so both are set. Of the threshold for mapping, 32 MB is the most that glibc takes.
+    for parameter, value in ((_MMAP_THRESHOLD, 1), (_TRIM_THRESHOLD, 1), (_TOP_PAD, 8)):
+        mallopt(parameter, KEPT_FREE_BYTES // value)
 
 
 def _work(
@@ -370,11 +374,10 @@ def _work(
 
 def _error_of(fill: FillBatch, slots: Slots, task: FillTask) -> Exception | None:
     try:
-        if task.batch >= slots.oldest[0]:
-            pixels = torch.from_numpy(slots.pixels(task.slot, task.images, task.size))
-            indices = slots.indices(task.slot, task.images)
-            ahead = slots.ahead(task.slot)[slice(*task.ahead)]
-            fill(task.job, indices, pixels, range(task.first, task.last), ahead)
+        pixels = torch.from_numpy(slots.pixels(task.slot, task.images, task.size))
+        indices = slots.indices(task.slot, task.images)
+        ahead = slots.ahead(task.slot)[slice(*task.ahead)]
+        fill(task.job, indices, pixels, range(task.first, task.last), ahead)
     except ImageError as error:
         return error
     except Exception:

@@ -122,8 +122,6 @@ def resize_into(pixels: Pixels, out: torch.Tensor) -> None:
         target.copy_(resized)
 
 
-READ_EARLY_BYTES = 1 << 20
-"""A larger file is not read when it is opened, but when its image is written: several are open at once."""
 SHIFT = 1 / 8
 """Small images are shifted by at most this part of their side: 4 of CIFAR's 32 pixels (He et al. 2016, §4.2)."""
 
@@ -149,7 +147,7 @@ class PackedImages(IndexedImages):
     def __init__(
         self, files: PackedFiles, records: sampling.Indices, small: bool, config: DataConfig = boxes.USUAL
     ) -> None:
-        self._files, self._records, self._small, self._config = files, records, small, config
+        self._files, self._records, self.small, self._config = files, records, small, config
 
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
         """The classes, int64 ``[len(indices)]``."""
@@ -161,49 +159,10 @@ class PackedImages(IndexedImages):
 
     def open_plain(self, index: int) -> WriteImage:
         """A function that writes the central crop of an image into ``[size, size, 3]`` bytes. Raises ImageError."""
-        return self._open(int(self._records[index]), self._plain)
-
-    def open_random(self, index: int, draws: random.Random) -> WriteImage:
-        """A function that writes a random crop, or for a small image a random shift. Raises ImageError."""
-        return self._open(int(self._records[index]), lambda record, data: self._random(record, data, draws))
-
-    def whole_side(self, size: int) -> int:
-        """Pixels a side of whole images on a device, for training at ``size`` pixels: of small ones as training sees
-        them, of photographs as they are stored; 0 if those are not square and of one size."""
-        return size if self._small else self._files.square_side(self._records)
-
-    def open_whole(self, index: int) -> WriteImage:
-        """A function that writes the whole image into ``[side, side, 3]`` bytes. Raises ImageError."""
-        return self._open(int(self._records[index]), self._whole)
-
-    def _whole(self, record: int, data: bytes) -> WriteImage:
-        return self._crop(record, data, (0, 0, *self._files.size(record)))
-
-    def draw_window(self, side: int, draws: random.Random) -> boxes.Box:
-        """The part of a whole image that ``open_random`` writes, after the same draws; black where there is none."""
-        if not self._small:
-            return boxes.random_box(side, side, draws, self._config.augment)
-        right, down = _draw_shift(side, draws)
-        return -right, -down, side - right, side - down
-
-    def content(self) -> bytes:
-        """Of the records and the set's index, which has a checksum of each image."""
-        return hashlib.sha256(self._records.tobytes() + self._files.index_bytes()).digest()
-
-    def _open(self, record: int, begin: Callable[[int, bytes], WriteImage]) -> WriteImage:
-        if self._files.bytes_of(record) <= READ_EARLY_BYTES:
-            return begin(record, self._read(record))
-        return lambda out: begin(record, self._read(record))(out)
-
-    def _read(self, record: int) -> bytes:
-        data = self._files.read(record)
-        self._files.check_once(record, data)
-        return data
-
-    def _plain(self, record: int, data: bytes) -> WriteImage:
-        width, height = self._files.size(record)
-        if self._small:
-            return self._whole(record, data)
+        if self.small:
+            return self.open_whole(index)
+        record = int(self._records[index])
+        data, (width, height) = self._read(record), self._files.size(record)
 
         def write(out: torch.Tensor) -> None:
             size = out.shape[0]
@@ -212,16 +171,31 @@ class PackedImages(IndexedImages):
 
         return lambda out: self._named(record, write, out)
 
-    def _random(self, record: int, data: bytes, draws: random.Random) -> WriteImage:
-        width, height = self._files.size(record)
-        if self._small:
-            whole = self._whole(record, data)
+    def open_random(self, index: int, draws: random.Random) -> WriteImage:
+        """A function that writes a random crop, or for a small image a random shift. Raises ImageError."""
+        if self.small:
+            whole = self.open_whole(index)
             return lambda out: _shift(whole, draws, out)
-        return self._crop(record, data, boxes.random_box(width, height, draws, self._config.augment))
+        record = int(self._records[index])
+        return self._crop(record, boxes.random_box(*self._files.size(record), draws, self._config.augment))
 
-    def _crop(self, record: int, data: bytes, box: boxes.Box) -> WriteImage:
+    def open_whole(self, index: int) -> WriteImage:
+        """A function that writes the whole image into ``[side, side, 3]`` bytes. Raises ImageError."""
+        record = int(self._records[index])
+        return self._crop(record, (0, 0, *self._files.size(record)))
+
+    def content(self) -> bytes:
+        """Of the records and the set's index, which has a checksum of each image."""
+        return hashlib.sha256(self._records.tobytes() + self._files.index_bytes()).digest()
+
+    def _read(self, record: int) -> bytes:
+        data = self._files.read(record)
+        self._files.check_once(record, data)
+        return data
+
+    def _crop(self, record: int, box: boxes.Box) -> WriteImage:
         """Crop the record; the bytes outside the box are released at once."""
-        part, place = self._named(record, cut_crop, data, box)
+        part, place = self._named(record, cut_crop, self._read(record), box)
         return lambda out: self._named(record, write_crop, part, place, out)
 
     def _named(self, record: int, step: Callable[..., T], *arguments: object) -> T:
@@ -239,14 +213,14 @@ def _shift(write_whole: WriteImage, draws: random.Random, out: torch.Tensor) -> 
     size = out.shape[0]
     whole = torch.empty_like(out)
     write_whole(whole)
-    right, down = _draw_shift(size, draws)
+    right, down = draw_shift(size, draws)
     columns, from_columns = boxes.overlap(size, right)
     rows, from_rows = boxes.overlap(size, down)
     out.zero_()
     out[rows, columns] = whole[from_rows, from_columns]
 
 
-def _draw_shift(size: int, draws: random.Random) -> tuple[int, int]:
+def draw_shift(size: int, draws: random.Random) -> tuple[int, int]:
     """Pixels to the right and down."""
     reach = round(size * SHIFT)
     return draws.randint(-reach, reach), draws.randint(-reach, reach)

@@ -190,11 +190,8 @@ def read_info(folder: str) -> PackedInfo:
 
 def file_sha256(path: str | Path) -> str:
     """SHA-256 of a file's content, in hexadecimal digits."""
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 NUMBERS = ("shard", "offset", "bytes", "label", "height", "width", "crc32")
@@ -240,12 +237,6 @@ class PackedFiles:
     def size(self, record: int) -> tuple[int, int]:
         """Width and height of the stored image, pixels."""
         return int(self._columns["width"][record]), int(self._columns["height"][record])
-
-    def square_side(self, records: npt.NDArray[np.int64] | slice) -> int:
-        """Pixels a side of the stored images; 0 unless all of these are square and of one size."""
-        found = [self.columns()[name][records] for name in ("width", "height")]
-        sides = {int(end) for column in found for end in (column.min(), column.max())}
-        return sides.pop() if len(sides) == 1 else 0
 
     def bytes_of(self, record: int) -> int:
         """Of the stored image file."""

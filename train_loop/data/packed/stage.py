@@ -78,19 +78,14 @@ def _is_whole(target: Path) -> bool:
     return True
 
 
-def _check_room(root: Path, source: str, info: schema.PackedInfo) -> None:
-    size = sum(s.bytes for s in info.shards) + os.path.getsize(os.path.join(source, "index.arrow"))
+def _copy(source: str, info: schema.PackedInfo, partial: Path, root: Path) -> None:
+    size = sum(s.bytes for s in info.shards) + os.path.getsize(os.path.join(source, schema.INDEX))
     if missing := room_missing(root, size):
         raise StageError(
             f"--stage needs {RESERVE * size / 1e9:.3g} GB for {source}; {missing}. "
             "Write another folder, or leave --stage out."
         )
-
-
-def _copy(source: str, info: schema.PackedInfo, partial: Path, root: Path) -> None:
-    _check_room(root, source, info)
-    total = sum(shard.bytes for shard in info.shards)
-    print(f"staging {source} ({total / 1e9:.3g} GB) in {root}", file=sys.stderr, flush=True)
+    print(f"staging {source} ({size / 1e9:.3g} GB) in {root}", file=sys.stderr, flush=True)
     for shard in info.shards:
         found = _copy_file(Path(source, shard.file), partial / shard.file)
         if found != shard.sha256:

@@ -14,7 +14,6 @@ import pickle
 import shutil
 import sys
 import tarfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -30,10 +29,9 @@ from bigbatch.train_loop.data.catalogue import PACKED_BY_HAND, data_home, how_to
 from bigbatch.train_loop.data.packing.command import PackFailed, pack
 from bigbatch.train_loop.data.packing.shards import PackProfile
 from bigbatch.train_loop.data.packing.sources import find_source
-from bigbatch.train_loop.host.command_line import ProgressLine, check_writable
+from bigbatch.train_loop.host.command_line import check_writable
 
 TIMEOUT_S = 30.0
-SAY_EVERY_S = 30.0
 ARCHIVE = "archive"
 
 
@@ -66,10 +64,6 @@ SETS = {
 }
 
 
-class FetchFailed(RuntimeError):
-    """Nothing was fetched. The message says what to do."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 it failed, 2 wrong input, 130 Ctrl-C."""
     p = OneLineParser(prog="bigbatch fetch", description="Download a data set by name and pack it.")
@@ -81,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"bigbatch fetch: error: {error}", file=sys.stderr)
         return WRONG_INPUT
-    except (FetchFailed, PackFailed) as error:
+    except PackFailed as error:
         print(f"bigbatch fetch: failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -90,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def fetch(name: str, archive: Path | None) -> int:
-    """Fetch and pack a set; returns the exit code. Raises ConfigError, FetchFailed or PackFailed."""
+    """Fetch and pack a set; returns the exit code. Raises ConfigError or PackFailed."""
     if name == PACKED_BY_HAND:
         raise ConfigError(f"NAME must be a data set that anyone may download; got {name!r}. {how_to_make_imagenet()}")
     if name not in SETS:
@@ -119,37 +113,28 @@ def fetch(name: str, archive: Path | None) -> int:
 
 
 def download(public: PublicSet, target: Path) -> Path:
-    """Download to ``target``, unless it is already complete there. Raises FetchFailed without a network."""
+    """Download to ``target``, unless it is already complete there. Raises PackFailed without a network."""
     if target.exists():
         return target
     try:
-        response = urllib.request.urlopen(public.url, timeout=TIMEOUT_S)
-        with response as answer, replacing(target, one_writer=True) as file:
-            _copy(answer, file, int(answer.headers.get("Content-Length") or public.bytes))
+        print(f"downloading {public.bytes / 1e6:.0f} MB from {public.url}", flush=True)
+        answer = urllib.request.urlopen(public.url, timeout=TIMEOUT_S)
+        with answer, replacing(target, one_writer=True) as file:
+            shutil.copyfileobj(answer, file, 1 << 20)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         # URLError wraps the error that says what happened.
         reason = getattr(error, "reason", error)
-        raise FetchFailed(
+        raise PackFailed(
             f"cannot download {public.url}: {reason}. Run it where there is a network (a login node), or bring the "
             "file here and write --from FILE."
         ) from None
     except OSError as error:
-        raise FetchFailed(f"cannot write {target}: {error.strerror}. Free some space or set BIGBATCH_DATA.") from None
+        raise PackFailed(f"cannot write {target}: {error.strerror}. Free some space or set BIGBATCH_DATA.") from None
     return target
 
 
-def _copy(answer: object, file: object, expected_bytes: int) -> None:
-    done, began = 0, time.monotonic()
-    progress = ProgressLine(SAY_EVERY_S)
-    while block := answer.read(1 << 20):  # type: ignore[attr-defined]
-        file.write(block)  # type: ignore[attr-defined]
-        done += len(block)
-        rate = done / max(time.monotonic() - began, 1e-9) / 1e6
-        progress.show(f"{done / 1e6:.0f}/{expected_bytes / 1e6:.0f} MB  {rate:.1f} MB/s")
-
-
 def check_digest(path: Path, public: PublicSet) -> None:
-    """Raise FetchFailed if the file is not the published one, ConfigError if it does not exist."""
+    """Raise PackFailed if the file is not the published one, ConfigError if it does not exist."""
     kind, _, expected = public.digest.partition(":")
     try:
         with open(path, "rb") as file:
@@ -159,7 +144,7 @@ def check_digest(path: Path, public: PublicSet) -> None:
     except OSError as error:
         raise ConfigError(f"--from must be a file that can be read; got {error}. Write another.") from None
     if found != expected:
-        raise FetchFailed(f"{path} is not the published file: its {kind} is {found}, not {expected}. Remove it.")
+        raise PackFailed(f"{path} is not the published file: its {kind} is {found}, not {expected}. Remove it.")
 
 
 def _unpacked(archive: Path, work: Path) -> Path:

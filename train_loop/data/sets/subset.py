@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.data import sampling
 
 Rows = npt.NDArray[np.int64]
 
@@ -69,8 +70,4 @@ def subset_rows(labels: npt.NDArray[np.int64], part: float) -> npt.NDArray[np.in
         labels: ``[N]``.
         part: above 0, at most 1.
     """
-    count = subset_size(len(labels), part)
-    draws = np.random.default_rng(SEED)
-    by_class = np.lexsort((draws.permutation(len(labels)), labels))
-    picked = (np.arange(count) * len(labels) + len(labels) // 2) // count
-    return np.sort(by_class[picked])
+    return sampling.stratified_rows(labels, subset_size(len(labels), part), SEED)

@@ -77,17 +77,15 @@ def test_batches_that_are_kept_are_not_written_over(folder: Path) -> None:
 
 
 def test_a_read_that_is_left_early_does_not_reach_into_the_next(folder: Path) -> None:
-    fill, batches = filler(folder), batches_of(*[6] * 9)
-    ring = Ring(fill, 2, 6, SIZE)
-    for leave_after in (0, 1, 4):
-        read = ring.read(JOB, batches, SIZE)
+    source = open_data(DataConfig(name=str(folder), image_size=SIZE, loader=LoaderConfig(workers=2)))
+    whole = list(source.train_batches(1, 3, BatchSplit(1, 1, 6), 0))
+    for leave_after in (1, 4):
+        read: Any = source.train_steps(1, 2 + leave_after, BatchSplit(1, 1, 6), 0)
         for _ in range(leave_after):
-            next(read)
+            list(next(read))
         read.close()
-        other = ReadPurpose(False, Epoch(3, 5 + leave_after))
-        found = [pixels.clone() for pixels in ring.read(other, batches[:3], SIZE)]
-        assert all(map(torch.equal, found, expected(fill, other, batches[:3])))
-    ring.close()
+        assert all(same(a, b) for a, b in zip(whole, source.train_batches(1, 3, BatchSplit(1, 1, 6), 0), strict=True))
+    source.close()
 
 
 def test_reads_of_one_source_may_overlap(folder: Path) -> None:

@@ -5,12 +5,11 @@ import shutil
 import time
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from bigbatch.train_loop.config import DataConfig
-from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
+from bigbatch.train_loop.data.catalogue import describe_data_set
 from bigbatch.train_loop.data.packed.schema import INDEX
 from helpers.packed_sets import pack_here
 
@@ -30,16 +29,6 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     real = pa.memory_map
     monkeypatch.setattr(pa, "memory_map", lambda path, *more: seen.append(str(path)) or real(path, *more))
     return seen
-
-
-def test_the_check_before_a_run_and_the_run_itself_read_the_index_once(packed: Path, mapped: list[str]) -> None:
-    config = DataConfig(name=str(packed), image_size=16)
-    describe_data_set(config, open_some=True)
-    for _ in range(2):
-        source = open_data(config)
-        assert len(next(source.read_val([np.arange(16)]))[1]) == 16
-        source.close()
-    assert mapped == [str(packed / INDEX)]
 
 
 def test_an_index_that_was_replaced_is_read_anew(packed, tmp_path, tiny_images, mapped):

@@ -1,7 +1,5 @@
 """Packed sets that are staged: one copy a node, whole or not there, never of something else."""
 
-import errno
-import fcntl
 import os
 import re
 import shutil
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
-from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set, open_data
+from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.packed import stage
 from bigbatch.train_loop.data.packed.schema import PackedFiles
 from bigbatch.train_loop.host import once_a_node
@@ -168,30 +166,3 @@ def test_tmpdir_is_the_users_also_where_ray_has_its_own(packed, tmp_path, monkey
     with pytest.raises(stage.StageError, match="must be an absolute path"):
         stage.stage_packed_set(str(packed), "$TMPDIR/sets")
     assert not (tmp_path / "bbn-1-abcd").exists()
-
-
-def test_locks_hold_where_they_are_emulated_as_on_nfs(packed, tmp_path, monkeypatch):
-    """flock(2): on NFS a shared lock needs a descriptor open for reading, an exclusive one for writing."""
-
-    def flock(file: object, how: int) -> None:
-        mode = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE  # type: ignore[call-overload]
-        allowed = (os.O_RDWR, os.O_RDONLY if how & fcntl.LOCK_SH else os.O_WRONLY)
-        if mode not in allowed:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-
-    monkeypatch.setattr(once_a_node.fcntl, "flock", flock)
-    copy = stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
-    assert once_a_node._held[copy] is not None
-
-
-def test_folders_that_can_be_no_folder_of_a_node_are_refused_at_once(packed: Path) -> None:
-    info = describe_data_set(DataConfig(name=str(packed), image_size=32))
-    for wrong in ("", "scratch", "./scratch"):
-        with pytest.raises(ConfigError, match="--stage must be a folder of each node"):
-            check_stage(wrong, info)
-    for right in (None, "none", "/scratch", "~/scratch", "$TMPDIR", "${TMPDIR}/sets"):
-        check_stage(right, info)
-    check_stage("none", describe_data_set(DataConfig()))
-    with pytest.raises(ConfigError, match="--stage copies packed sets; got digits"):
-        open_data(DataConfig(), "/scratch")
-    assert open_data(DataConfig(name=str(packed), image_size=32), "none").info == info

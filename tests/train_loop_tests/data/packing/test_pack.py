@@ -14,16 +14,13 @@ from PIL import Image
 
 from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, data_config
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
-from bigbatch.train_loop.data.packing import command
 from bigbatch.train_loop.data.packing.shards import PackProfile, convert
-from bigbatch.train_loop.data.packing.sources import find_source
 from bigbatch.train_loop.data.sets import folder
 from bigbatch.train_loop.data.sets.scan import scan_folder
 from helpers.packed_sets import (
     CLASSES,
     jpeg_bytes,
     pack_here,
-    photograph,
     rows,
     run_pack,
     write_images,
@@ -117,39 +114,6 @@ def test_too_little_room_is_refused_with_the_numbers(images, tmp_path, monkeypat
     with pytest.raises(ConfigError, match="needs 9 inodes; got 2"):
         pack_here(images, tmp_path / "packed")
     assert list(tmp_path.iterdir()) == []
-
-
-def tiny_png(draws: np.random.Generator) -> Image.Image:
-    return Image.fromarray(draws.integers(0, 256, (6, 6), dtype=np.uint8))
-
-
-def bitmap(draws: np.random.Generator) -> Image.Image:
-    """Of noise: it takes several times as much as a JPEG."""
-    return Image.fromarray(draws.integers(0, 2, (200, 200), dtype=np.uint8) * 255).convert("1")
-
-
-@pytest.mark.parametrize(
-    ("kind", "make", "profile"),
-    [
-        ("png", tiny_png, PackProfile()),
-        ("png", bitmap, PackProfile("fast", short_side=96)),
-        ("webp", photograph, PackProfile()),
-        ("jpg", photograph, PackProfile("fast", short_side=96)),
-    ],
-)
-def test_the_room_that_is_asked_for_is_what_is_taken(kind, make, profile, tmp_path):
-    draws = np.random.default_rng(0)
-    for part, count in (("train", 60), ("val", 20)):
-        for name in CLASSES[:2]:
-            (tmp_path / "images" / part / name).mkdir(parents=True)
-            for number in range(count):
-                image = photograph(160, 140, number) if make is photograph else make(draws)
-                image.save(tmp_path / "images" / part / name / f"a-name-of-usual-length-{number:04d}.{kind}")
-    source, target = find_source(str(tmp_path / "images")), tmp_path / "packed"
-    foreseen = command.estimated_bytes(command._tasks(source, target, profile, 1 << 30))
-    assert command.pack(source, target, profile, workers=1, shard_bytes=1 << 30) == 0
-    taken = sum(path.stat().st_size for path in target.glob("*.arrow"))
-    assert 1 < command.RESERVE * foreseen / taken < 1.25
 
 
 def test_crops_are_those_of_the_image_folder(images: Path, packed: Path) -> None:

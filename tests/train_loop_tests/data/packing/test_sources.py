@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.packing.sources import find_source, read_entry
-from helpers.packed_sets import CLASSES, pack_here
+from helpers.packed_sets import CLASSES
 
 
 def tar_of(folder: Path, target: Path, prefix: str = "") -> Path:
@@ -73,13 +72,6 @@ def test_a_hub_set_with_a_test_part_without_labels(images: Path, tmp_path: Path)
         find_source(str(tmp_path))
 
 
-def test_a_parquet_column_that_holds_no_files_is_refused(tmp_path: Path) -> None:
-    for part in ("train", "val"):
-        pq.write_table(pa.table({"image": [[1, 2], [3]], "label": [0, 1]}), tmp_path / f"{part}.parquet")
-    with pytest.raises(ConfigError, match=r"needs columns image \(struct<bytes, path>\) and label"):
-        find_source(str(tmp_path))
-
-
 @pytest.mark.parametrize("cut", ["at a header", "in a header", "in an image"])
 def test_of_several_files_the_one_that_is_cut_short_is_named(images: Path, tmp_path: Path, cut: str) -> None:
     for part in ("train", "val"):
@@ -112,13 +104,3 @@ def test_webdataset(images: Path, tmp_path: Path) -> None:
     assert source.class_names == ("0", "1", "2")
     found, wanted = ([(i.label, read_entry(i.entry)) for i in one.val] for one in (source, expected))
     assert found == wanted
-
-
-def test_a_rejected_image_with_a_name_that_is_no_utf8_is_listed(images: Path, tmp_path: Path) -> None:
-    source = tmp_path / "latin1"
-    shutil.copytree(images, source)
-    kind = next((source / "train").iterdir())
-    Path(os.fsdecode(os.fsencode(kind) + b"/caf\xe9.jpg")).write_bytes(b"no image")
-    packed = pack_here(source, tmp_path / "packed")
-    rejected = pq.read_table(packed / "rejected.parquet").to_pylist()
-    assert any("caf?.jpg" in row["key"] for row in rejected)

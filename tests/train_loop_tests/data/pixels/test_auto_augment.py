@@ -11,10 +11,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig
-from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
+from bigbatch.train_loop.config import AugmentConfig, BatchSplit, DataConfig, LoaderConfig
+from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.pixels import auto_augment
-from bigbatch.train_loop.data.pixels.auto_augment import AugmentPolicy, augment_policy
 from helpers.packed_sets import same, write_images
 
 PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
@@ -35,21 +34,21 @@ class Recorder:
             monkeypatch.setattr(kind, "_apply_image_or_video_transform", apply)
 
 
-def applied(policy: AugmentPolicy, key: object) -> torch.Tensor:
+def applied(config: AugmentConfig, key: object) -> torch.Tensor:
     out = PIXELS.clone()
-    policy.apply(out, random.Random(f"{key}"))
+    auto_augment.augment(out, random.Random(f"{key}"), config)
     return out
 
 
 @pytest.mark.parametrize(
     ("policy", "reference"),
     [
-        (AugmentPolicy("trivial"), lambda: v2.TrivialAugmentWide()),
-        (AugmentPolicy("rand", 2, 9), lambda: v2.RandAugment(num_ops=2, magnitude=9)),
-        (AugmentPolicy("rand", 3, 30), lambda: v2.RandAugment(num_ops=3, magnitude=30)),
+        (AugmentConfig(policy="trivial"), lambda: v2.TrivialAugmentWide()),
+        (AugmentConfig(policy="rand", rand_ops=2, rand_magnitude=9), lambda: v2.RandAugment(num_ops=2, magnitude=9)),
+        (AugmentConfig(policy="rand", rand_ops=3, rand_magnitude=30), lambda: v2.RandAugment(num_ops=3, magnitude=30)),
     ],
 )
-def test_an_image_is_torchvisions_given_the_same_draws(policy: AugmentPolicy, reference: Callable[[], object]) -> None:
+def test_an_image_is_torchvisions_given_the_same_draws(policy: AugmentConfig, reference: Callable[[], object]) -> None:
     theirs, changed = reference(), 0
     for key in range(60):
         torch.manual_seed(random.Random(f"{key}").getrandbits(63))
@@ -72,7 +71,7 @@ def test_magnitudes_are_distributed_as_timms(magnitude: int, std: float, monkeyp
         operation(None)
     recorder = Recorder(monkeypatch)
     for key in range(1500):
-        applied(AugmentPolicy("rand", 2, 3 * magnitude, magnitude_std=3 * std), key)
+        applied(AugmentConfig(policy="rand", rand_magnitude=3 * magnitude, rand_magnitude_std=3 * std), key)
     of_10 = dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.09)
     of_10 |= {"Rotate": 3.0, "ShearX": 0.03, "ShearY": 0.03}
     mine = [abs(m) / of_10[name] for name, m in recorder.seen if name in of_10]
@@ -90,10 +89,10 @@ def test_torchs_generator_stays_and_does_not_matter() -> None:
     expected = torch.rand(3)
     for key in range(20):
         torch.manual_seed(1)
-        first = applied(AugmentPolicy("trivial"), key)
+        first = applied(AugmentConfig(policy="trivial"), key)
         assert torch.equal(torch.rand(3), expected)
         torch.manual_seed(key + 5)
-        assert torch.equal(first, applied(AugmentPolicy("trivial"), key))
+        assert torch.equal(first, applied(AugmentConfig(policy="trivial"), key))
 
 
 @pytest.mark.parametrize("name", ["trivial", "rand"])
@@ -113,13 +112,6 @@ def test_training_images_have_it_whatever_the_processes(tmp_path: Path, name: st
     assert not same(found, batches(plain))
     off = dataclasses.replace(config, augment=AugmentConfig(enabled=False, policy=name))
     plain_off = dataclasses.replace(plain, augment=AugmentConfig(enabled=False))
-    assert augment_policy(off.augment) is None
     assert same(batches(off), batches(plain_off))
     val = [next(open_data(c).val_batches(3, 0, 1))[0] for c in (plain, config)]
     assert torch.equal(*val)
-
-
-def test_digits_have_their_own() -> None:
-    with pytest.raises(ConfigError, match="digits has its own augmentation"):
-        describe_data_set(DataConfig(augment=AugmentConfig(policy="rand")))
-    assert auto_augment.augment_policy(AugmentConfig()) is None

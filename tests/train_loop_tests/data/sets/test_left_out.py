@@ -197,16 +197,6 @@ def test_the_held_out_images_are_those_of_a_packed_set(layout: str, root: Path, 
     assert by_folder.val_labels().tolist() == by_set.val_labels().tolist()
 
 
-def test_a_listing_of_another_division_is_not_used(root: Path, tmp_path: Path) -> None:
-    folder = root / "train"
-    scan = scan_folder(str(folder), 0.25)
-    scan.write(tmp_path / "images.npz")
-    read = FolderScan.read(tmp_path / "images.npz")
-    assert read is not None and (read.val_part, read.notes) == (0.25, scan.notes)
-    for part, size in ((0.25, 6), (0.5, 12)):
-        assert look(DataConfig(name=str(folder), val_part=part), scan=read).info.val_size == size
-
-
 @pytest.mark.parametrize("part", [0.05, 0.34, 0.5, 0.9, 0.99])
 def test_a_class_keeps_an_image_to_train_on(part: float) -> None:
     """Also a class of one image, and a part that would take all of a class."""

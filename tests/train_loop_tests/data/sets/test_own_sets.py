@@ -53,15 +53,6 @@ def test_the_order_is_that_of_every_data_set_and_integers_stay_integers(tmp_path
     assert inputs["points"].dtype == torch.float32  # NumPy's doubles are computed in single precision
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int8", "int32"])
-def test_labels_of_any_whole_dtype_of_numpy_can_be_compared_with_classes(tmp_path: Path, dtype: str) -> None:
-    pairs = f"[(np.zeros(2, np.float32), np.{dtype}(i % 3)) for i in range(30)]"
-    (tmp_path / "labels.py").write_text(f"import numpy as np\n\n\ndef data():\n    return {pairs}, {pairs}\n")
-    opened = open_data(data_config({"data.name": f"{tmp_path}/labels.py:data"}))
-    _, targets = next(iter(opened.train_batches(3, 0, BatchSplit(1, 1, 10), 0)))[0]
-    assert (targets == torch.arange(10) % 3).shape == (10,) and set(targets.tolist()) == {0, 1, 2}
-
-
 def test_subset_and_holdout_are_of_each_class_alike_where_the_set_names_its_targets(tmp_path: Path) -> None:
     parts: dict[str, Any] = {"data.subset": 0.4, "data.holdout": 0.3}
     part = source(write_points(tmp_path), **parts)
