@@ -15,8 +15,9 @@ class LoaderConfig(Section, prefix="data.loader."):
     """How batches are read. Only ``name`` may change what is read, and only from one kind of loader to another."""
 
     name: str = "auto"
-    """``ring``: slots in shared memory. ``auto``: in training, small packed images that fit are decoded once a node
-    and kept on the device, which shifts and mirrors them (``data/packed/device_source.py``); else the ring."""
+    """``ring``: slots in shared memory. ``auto``: in training, packed images of one size that suit and fit are decoded
+    once a node and kept on the device, which cuts, shifts and mirrors them (``data/packed/device_source.py``); else the
+    ring."""
     workers: int = -1
     """Decoding processes of each training worker; 0 decodes in the training process. -1: all but one of the worker's
     cores (``data/loading/counts.py``)."""

@@ -1,4 +1,4 @@
-"""Small images that live on the device: a step's batch names them and how they are moved, and the device moves them.
+"""Images that live on the device: a step's batch names them and their windows, and the device cuts them out.
 
 They are kept whole, decoded, in files that all processes of a node map and one of them makes:
 
@@ -26,28 +26,58 @@ from PIL import Image
 from bigbatch.cluster.host.allocation import usable_memory_bytes
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.loading.loader import LoadedSource, image_draws, is_mirrored
-from bigbatch.train_loop.data.packed.images import PackedImages, draw_shift
+from bigbatch.train_loop.data.packed.images import PackedImages
 from bigbatch.train_loop.data.source import Batch, Epoch
 from bigbatch.train_loop.host.once_a_node import OnceANode, room_missing
 from bigbatch.train_loop.host.ranks import memory_part, trials_on_gpu
 from bigbatch.train_loop.plugins.nested import Nested
 
 
-def shifted(images: torch.Tensor, moves: torch.Tensor) -> torch.Tensor:
-    """Each image moved and, then, mirrored; black where nothing comes in.
+def cut_windows(images: torch.Tensor, windows: torch.Tensor, size: int) -> torch.Tensor:
+    """A window of each image, resized to ``size`` × ``size``, antialiased, bilinear.
+
+    As Pillow and torch resize bytes: by a triangle filter within the window, along rows and then along columns, each
+    rounded to whole numbers. So a pixel differs from theirs by 1 of 255 at most, where a value before rounding is close
+    to a half or they begin with the columns. A window that is not resized is exact.
 
     Args:
-        images: uint8 ``[N, side, side, 3]``.
-        moves: whole numbers ``[N, 3]``: pixels to the right and down; 1 to mirror it, else 0.
+        images: uint8 ``[N, H, W, 3]``.
+        windows: whole numbers ``[N, 5]``: left, upper, right, lower; 1 to mirror it, else 0. The pixels of a window
+            that lie outside its image are black; such a window is not to be resized.
+
+    Returns:
+        float32 ``[N, size, size, 3]``, contiguous: whole numbers 0 to 255.
     """
-    side = images.shape[1]
-    there = torch.arange(side, device=images.device)
-    right, down, mirrored = moves[:, :, None].unbind(1)
-    columns, rows = torch.where(mirrored > 0, side - 1 - there, there) - right, there - down
-    inside = ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[:, None, :]
-    number = torch.arange(len(images), device=images.device)[:, None, None]
-    found = images[number, rows.clamp(0, side - 1)[:, :, None], columns.clamp(0, side - 1)[:, None, :]]
-    return found * inside[..., None]
+    count, height, width, colours = images.shape
+    left, upper, right, lower, mirrored = windows.unbind(1)
+    # In half precision sums of bytes would be rounded to other pixels.
+    with torch.autocast(images.device.type, enabled=False):
+        columns = images.float().transpose(1, 2).reshape(count, width, height * colours)
+        columns = _rounded(torch.bmm(_weights(left, right, mirrored, width, size), columns))
+        rows = columns.view(count, size, height, colours).transpose(1, 2).reshape(count, height, size * colours)
+        rows = _rounded(torch.bmm(_weights(upper, lower, torch.zeros_like(mirrored), height, size), rows))
+    return rows.view(count, size, size, colours)
+
+
+def _rounded(values: torch.Tensor) -> torch.Tensor:
+    """A half goes up, as theirs; in place."""
+    return values.add_(0.5).floor_()
+
+
+def _weights(begin: torch.Tensor, end: torch.Tensor, mirrored: torch.Tensor, side: int, size: int) -> torch.Tensor:
+    """The share of each of ``side`` pixels in each of the ``size`` that are made of ``begin`` to ``end``.
+
+    Args: whole numbers ``[N]``. Returns float32 ``[N, size, side]``.
+    """
+    begin, end, mirrored = begin[:, None, None], end[:, None, None], mirrored[:, None, None]
+    there = torch.arange(size, device=begin.device)[None, :, None] + 0.5
+    here = torch.arange(side, device=begin.device) + 0.5
+    scale = (end - begin) / size
+    centre = begin + scale * torch.where(mirrored > 0, size - there, there)
+    # min=1: a window that is enlarged is interpolated between neighbours; a narrower filter would miss all of them.
+    shares = (1 - (here - centre).abs() / scale.clamp(min=1)).clamp_(min=0)
+    shares = shares * ((here > begin) & (here < end))
+    return shares / shares.sum(2, keepdim=True).clamp_(min=1e-6)  # nothing where the window leaves the image
 
 
 MEMORY_SHARE = 1 / 8
@@ -64,17 +94,16 @@ def with_whole_images(source: LoadedSource, device: torch.device | None, note: C
     """The same images, kept whole on the device if they suit, unless ``data.loader.name`` is ``ring``.
 
     Args:
-        source: of a packed set of small images; another one is left as it is.
+        source: of a packed set.
         device: where the model is; None: nothing trains, and nothing is kept.
         note: is told why images that suit are not kept.
     """
     config = source.config
-    images = source.parts[0]
-    if config.loader.name != "auto" or device is None or not isinstance(images, PackedImages) or not images.small:
+    if config.loader.name != "auto" or device is None:
         return source
     shapes = _shapes(source)
     size = sum(int(np.prod(shape)) for shape in shapes.values())
-    if size > MEMORY_SHARE * usable_memory_bytes() or size > DEVICE_SHARE * _memory_bytes(device):
+    if not size or size > MEMORY_SHARE * usable_memory_bytes() or size > DEVICE_SHARE * _memory_bytes(device):
         return source
     try:
         if config.augment.enabled and config.augment.policy != "none":
@@ -86,9 +115,13 @@ def with_whole_images(source: LoadedSource, device: torch.device | None, note: C
 
 
 def _shapes(source: LoadedSource) -> dict[str, tuple[int, ...]]:
-    """Of the arrays of training and of validation images."""
-    info, config = source.info, source.config
-    side, val = info.image_size, config.val_image_size or info.image_size
+    """Of the arrays of training and of validation images; of size 0 where images are not square and of one size."""
+    info, config, images = source.info, source.config, source.parts[0]
+    assert isinstance(images, PackedImages)
+    side = images.whole_side(info.image_size) if config.augment.enabled else info.image_size
+    if not side:
+        return {}
+    val = config.val_image_size or info.image_size
     return {"train": (info.train_size, side, side, 3), "val": (info.val_size + info.holdout_size, val, val, 3)}
 
 
@@ -142,9 +175,9 @@ def _decode(source: LoadedSource, shapes: dict[str, tuple[int, ...]], partial: P
 
 
 class DeviceSource(LoadedSource):
-    """Each batch's images are ``{part: rows}`` until ``finish``, int64 ``[N]``, or ``[N, 4]`` of row and move.
+    """Each batch's images are ``{part: rows}`` until ``finish``, int64 ``[N]``, or ``[N, 6]`` of row and window.
 
-    The draws are those of the ring, so images are the same.
+    The draws are those of the ring, so images are the same to within a rounding, see ``cut_windows``.
     """
 
     def __init__(self, source: LoadedSource, pixels: dict[str, Pixels]) -> None:
@@ -163,11 +196,11 @@ class DeviceSource(LoadedSource):
         super().close()
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
-        """Rows and moves, and labels, int64 ``[N]``, on the CPU."""
+        """Rows and windows, and labels, int64 ``[N]``, on the CPU."""
         images = self.parts[0]
         for indices in batches:
             rows = indices % self.info.train_size
-            given = self._moves(indices, rows, epoch) if self.config.augment.enabled else rows
+            given = self._windows(indices, rows, epoch) if self.config.augment.enabled else rows
             yield {"train": torch.from_numpy(given)}, torch.from_numpy(images.labels(rows))
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
@@ -175,11 +208,13 @@ class DeviceSource(LoadedSource):
         for rows in batches:
             yield {"val": torch.from_numpy(rows)}, torch.from_numpy(self.parts[1].labels(rows))
 
-    def _moves(self, indices: sampling.Indices, rows: sampling.Indices, epoch: Epoch) -> sampling.Indices:
+    def _windows(self, indices: sampling.Indices, rows: sampling.Indices, epoch: Epoch) -> sampling.Indices:
+        images, side = self.parts[0], self._pixels["train"].shape[1]
+        assert isinstance(images, PackedImages)
         found = []
         for index, row in zip(indices.tolist(), rows.tolist(), strict=True):
             draws = image_draws(epoch, index)
-            found.append((row, *draw_shift(self.info.image_size, draws), is_mirrored(draws)))
+            found.append((row, *images.draw_window(side, draws), is_mirrored(draws)))
         return np.array(found, dtype=np.int64)
 
     def finish(self, images: Nested) -> torch.Tensor:
@@ -188,7 +223,7 @@ class DeviceSource(LoadedSource):
         pixels = self._on(part, given.device)
         if given.ndim == 1:
             return super().finish(pixels[given])
-        return super().finish(shifted(pixels[given[:, 0]], given[:, 1:]))
+        return super().finish(cut_windows(pixels[given[:, 0]], given[:, 1:], self.info.image_size))
 
     def _on(self, part: str, device: torch.device) -> torch.Tensor:
         key = part, device

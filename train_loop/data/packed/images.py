@@ -147,7 +147,7 @@ class PackedImages(IndexedImages):
     def __init__(
         self, files: PackedFiles, records: sampling.Indices, small: bool, config: DataConfig = boxes.USUAL
     ) -> None:
-        self._files, self._records, self.small, self._config = files, records, small, config
+        self._files, self._records, self._small, self._config = files, records, small, config
 
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
         """The classes, int64 ``[len(indices)]``."""
@@ -159,7 +159,7 @@ class PackedImages(IndexedImages):
 
     def open_plain(self, index: int) -> WriteImage:
         """A function that writes the central crop of an image into ``[size, size, 3]`` bytes. Raises ImageError."""
-        if self.small:
+        if self._small:
             return self.open_whole(index)
         record = int(self._records[index])
         data, (width, height) = self._read(record), self._files.size(record)
@@ -173,16 +173,28 @@ class PackedImages(IndexedImages):
 
     def open_random(self, index: int, draws: random.Random) -> WriteImage:
         """A function that writes a random crop, or for a small image a random shift. Raises ImageError."""
-        if self.small:
+        if self._small:
             whole = self.open_whole(index)
             return lambda out: _shift(whole, draws, out)
         record = int(self._records[index])
         return self._crop(record, boxes.random_box(*self._files.size(record), draws, self._config.augment))
 
+    def whole_side(self, size: int) -> int:
+        """Pixels a side of whole images on a device, for training at ``size`` pixels: of small ones as training sees
+        them, of photographs as they are stored; 0 if those are not square and of one size."""
+        return size if self._small else self._files.square_side(self._records)
+
     def open_whole(self, index: int) -> WriteImage:
         """A function that writes the whole image into ``[side, side, 3]`` bytes. Raises ImageError."""
         record = int(self._records[index])
         return self._crop(record, (0, 0, *self._files.size(record)))
+
+    def draw_window(self, side: int, draws: random.Random) -> boxes.Box:
+        """The part of a whole image that ``open_random`` writes, after the same draws; black where there is none."""
+        if not self._small:
+            return boxes.random_box(side, side, draws, self._config.augment)
+        right, down = _draw_shift(side, draws)
+        return -right, -down, side - right, side - down
 
     def content(self) -> bytes:
         """Of the records and the set's index, which has a checksum of each image."""
@@ -213,14 +225,14 @@ def _shift(write_whole: WriteImage, draws: random.Random, out: torch.Tensor) -> 
     size = out.shape[0]
     whole = torch.empty_like(out)
     write_whole(whole)
-    right, down = draw_shift(size, draws)
+    right, down = _draw_shift(size, draws)
     columns, from_columns = boxes.overlap(size, right)
     rows, from_rows = boxes.overlap(size, down)
     out.zero_()
     out[rows, columns] = whole[from_rows, from_columns]
 
 
-def draw_shift(size: int, draws: random.Random) -> tuple[int, int]:
+def _draw_shift(size: int, draws: random.Random) -> tuple[int, int]:
     """Pixels to the right and down."""
     reach = round(size * SHIFT)
     return draws.randint(-reach, reach), draws.randint(-reach, reach)

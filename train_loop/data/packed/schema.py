@@ -238,6 +238,12 @@ class PackedFiles:
         """Width and height of the stored image, pixels."""
         return int(self._columns["width"][record]), int(self._columns["height"][record])
 
+    def square_side(self, records: npt.NDArray[np.int64] | slice) -> int:
+        """Pixels a side of the stored images; 0 unless all of these are square and of one size."""
+        found = [self.columns()[name][records] for name in ("width", "height")]
+        sides = {int(end) for column in found for end in (column.min(), column.max())}
+        return sides.pop() if len(sides) == 1 else 0
+
     def bytes_of(self, record: int) -> int:
         """Of the stored image file."""
         return int(self._columns["bytes"][record])

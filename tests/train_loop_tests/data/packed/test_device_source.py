@@ -3,6 +3,7 @@
 import collections
 import errno
 import os
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from PIL import Image
 from bigbatch.train_loop.config import DataConfig, data_config
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import open_data
+from bigbatch.train_loop.data.loading.loader import LoadedSource
 from bigbatch.train_loop.data.packed import device_source
-from bigbatch.train_loop.data.packed.device_source import DeviceSource
-from bigbatch.train_loop.data.source import DataSource, Epoch
+from bigbatch.train_loop.data.packed.device_source import DeviceSource, cut_windows
+from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 from bigbatch.train_loop.host import once_a_node
 from helpers.packed_sets import pack_here
 
@@ -42,7 +44,7 @@ def write_images(root: Path, side: int) -> Path:
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder, a packed set of it, and one of photographs of 72 pixels."""
+    """A folder, a packed set of small images and one of photographs of 72 pixels."""
     root = tmp_path_factory.mktemp("sets")
     folder, large = write_images(root / "folder", 24), write_images(root / "photographs", 72)
     return {"folder": folder, "small": pack_here(folder, root / "small"), "large": pack_here(large, root / "large")}
@@ -71,31 +73,58 @@ def opened(path: Path, notes: list[str] | None = None, /, **keys: Any) -> DataSo
     return open_data(config_of(path, **keys), note=(notes if notes is not None else []).append, device=CPU)
 
 
+def levels(source: DataSource, batch: Batch) -> torch.Tensor:
+    """The images in bytes' units, ``[N, H, W, 3]``."""
+    assert isinstance(source, LoadedSource)
+    return (source.finish(batch[0]).permute(0, 2, 3, 1) * torch.tensor(source.std) + torch.tensor(source.mean)) * 255
+
+
 def kept(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir())
 
 
+@pytest.mark.parametrize("size", [13, 32, 80])
+def test_windows_are_pillows_crops_resized(size: int) -> None:
+    draws = np.random.default_rng(size)
+    images = draws.integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
+    boxes = np.sort(draws.permuted(np.tile(np.arange(33), (120, 1)), axis=1)[:, :2].reshape(60, 2, 2), axis=2)
+    windows = np.column_stack([boxes[:, 0, 0], boxes[:, 1, 0], boxes[:, 0, 1], boxes[:, 1, 1], np.arange(60) % 2])
+    found = cut_windows(torch.from_numpy(images), torch.from_numpy(windows), size).numpy()
+    theirs = np.empty_like(found)
+    for image, (*box, mirrored), out in zip(images, windows.tolist(), theirs, strict=True):
+        crop = np.array(Image.fromarray(image).crop(box).resize((size, size), Image.Resampling.BILINEAR))
+        out[:] = crop[:, ::-1] if mirrored else crop
+    difference = np.abs(found - theirs)
+    assert difference.max() <= 1 and (difference > 0).mean() < 0.1  # of noise, the most that rounding twice can do
+
+
 @pytest.mark.parametrize(
-    "keys",
+    ("kind", "exact", "keys"),
     [
-        {},
-        {"image_size": 40, "augment.repeats": 3, "subset": 0.5, "holdout": 0.5},
-        {"augment.enabled": False, "image_size": 40, "val_image_size": 20},
+        ("small", True, {}),
+        ("small", True, {"image_size": 40, "augment.repeats": 3, "subset": 0.5, "holdout": 0.5}),
+        ("small", True, {"augment.enabled": False, "image_size": 40}),
+        ("large", False, {"image_size": 32, "augment.min_crop_area": 0.3, "subset": 0.5, "val_image_size": 20}),
     ],
 )
-def test_images_are_the_rings(sets: dict[str, Path], keys: dict[str, Any]) -> None:
-    ring, device = opened(sets["small"], **keys, **{"loader.name": "ring"}), opened(sets["small"], **keys)
+def test_images_are_the_rings(sets: dict[str, Path], kind: str, exact: bool, keys: dict[str, Any]) -> None:
+    ring, device = opened(sets[kind], **keys, **{"loader.name": "ring"}), opened(sets[kind], **keys)
     assert not isinstance(ring, DeviceSource) and isinstance(device, DeviceSource) and device.processes == 0
-    config = config_of(sets["small"], **keys)
+    config = config_of(sets[kind], **keys)
     indices = sampling.train_order(device.info.train_size, 3, 1, config.augment.copies)
     batches, val = np.array_split(indices, 3), [np.arange(2 * VAL)[::-1].copy()]
+    different, pixels = 0, 0
     for mine, theirs in zip(
         (*device.read_train(batches, Epoch(3, 1)), *device.read_val(val)),
         (*ring.read_train(batches, Epoch(3, 1)), *ring.read_val(val)),
         strict=True,
     ):
+        got, wanted = levels(device, mine), levels(ring, theirs)
         assert torch.equal(mine[1], theirs[1])
-        assert torch.equal(device.finish(mine[0]), ring.finish(theirs[0]))
+        assert torch.allclose(got, wanted, atol=0.01 if exact else 1.01, rtol=0)
+        different += int(((got - wanted).abs() > 0.01).sum())
+        pixels += got.numel()
+    assert different < 0.02 * pixels
     if config.augment.enabled:  # they do differ from epoch to epoch
         ((other, _),) = device.read_train(batches[:1], Epoch(3, 2))
         assert not torch.equal(other["train"], next(device.read_train(batches[:1], Epoch(3, 1)))[0]["train"])
@@ -123,7 +152,9 @@ def test_what_suits_not_is_decoded_in_each_epoch(sets, tmp_path, monkeypatch):
 
     left(sets["small"], "data.augment.policy=trivial changes images one by one", **{"augment.policy": "trivial"})
     left(sets["folder"], "", False)
-    left(sets["large"], "", False)
+    mixed = write_images(tmp_path / "mixed", 72)
+    Image.new("RGB", (72, 80)).save(mixed / "train" / "a" / "00.png")
+    left(pack_here(mixed, tmp_path / "set"), "", False)
     with monkeypatch.context() as patch:
         patch.setattr(device_source, "usable_memory_bytes", lambda: 8 * 50_000)
         left(sets["small"], "", False)
@@ -138,3 +169,14 @@ def test_what_suits_not_is_decoded_in_each_epoch(sets, tmp_path, monkeypatch):
 
         patch.setattr(once_a_node.fcntl, "flock", flock)
         left(sets["small"], "a file system without locks")
+
+
+def test_trials_that_share_a_gpu_share_the_room_for_images(sets: dict[str, Path], monkeypatch) -> None:
+    """A GPU of 2 MiB: a 20th of it holds these images, a 20th of a trial's part does not."""
+    memory = types.SimpleNamespace(total_memory=2 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    for trials in (1, 2):
+        monkeypatch.setenv("BIGBATCH_TRIALS_PER_GPU", str(trials))
+        source = open_data(config_of(sets["small"]), device=torch.device("cuda", 0))
+        assert isinstance(source, DeviceSource) == (trials == 1)
+        source.close()
