@@ -133,15 +133,13 @@ class MeanOfFunction:
             made = self._function(outputs, targets)
         try:
             found = torch.as_tensor(made, device=self._world.device)
+            fits = found.numel() == 1 or found.shape == (count,)
         except (RuntimeError, TypeError, ValueError):
+            fits = False
+        if not fits:
             raise ConfigError(
                 f"{KEY}={self._word} must return the batch's mean, or a number for each of its {count} examples; got "
                 f"a {type(made).__name__}. Several numbers need a torchmetrics.Metric, or a function for each."
-            ) from None
-        if found.numel() != 1 and found.shape != (count,):
-            raise ConfigError(
-                f"{KEY}={self._word} must return the batch's mean, or a number for each of its {count} examples; got "
-                f"shape {tuple(found.shape)}. Correct it."
             )
         total = found.double().reshape(()) * count if found.numel() == 1 else found.double().sum()
         self._sums += torch.stack((total, total.new_tensor(count)))
@@ -179,15 +177,13 @@ class MeterObject:
         return {f"_{name}" if name else "": self._number(value) for name, value in named.items()}
 
     def _number(self, value: object) -> float:
-        if isinstance(value, (int, float)):
-            return float(value)
-        shape = getattr(value, "shape", None)  # of tensors and NumPy's arrays and numbers
-        if shape is not None and math.prod(shape) == 1:
-            return float(value.item())  # type: ignore[attr-defined]
-        what = f"a {type(value).__name__}" if shape is None else f"shape {tuple(shape)}"
-        raise ConfigError(
-            f"{KEY}={self._word} must compute a number, or a dict of numbers; got {what}. Take e.g. its mean."
-        )
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError):
+            raise ConfigError(
+                f"{KEY}={self._word} must compute a number, or a dict of numbers; got a {type(value).__name__}. Take "
+                "e.g. its mean."
+            ) from None
 
 
 def build_metrics(words: Sequence[str], info: DataInfo, world: World) -> dict[str, ValidationMetric]:

@@ -159,7 +159,7 @@ def _check_all(config: TrainConfig) -> None:
         ({"loss": "learned", "model__name": "net"}, "loss must have no parameters of its own, for nothing would train"),
         (
             {"metrics": ["several"], "model__name": "net"},
-            r"must compute a number, or a dict of numbers; got shape \(2,\)",
+            "must compute a number, or a dict of numbers; got a Tensor",
         ),
         ({"loss": "nan", "model__name": "net"}, "the loss of the first batch must be a finite number; got nan"),
         ({"loss": "no_gradient", "model__name": "net"}, "two batches must go through .* does not require grad"),
