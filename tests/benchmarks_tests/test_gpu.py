@@ -103,20 +103,6 @@ def test_wrong_input_is_one_line(words: list[str], message: str, tmp_path, monke
     assert code and message in capsys.readouterr().err + str(code)
 
 
-def test_the_list_names_every_step_and_needs_no_gpu(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gpu, "gpu_name", lambda: None)
-    assert gpu.main(["--list"]) == 0
-    first, *lines = capsys.readouterr().out.splitlines()
-    assert first == "GPU: none that torch can use"
-    assert [line.split()[0] for line in lines] == [
-        "tests", "train_throughput_resnet18", "optimizer_step", "default_run_digits", "default_run_cifar10",
-        "train_throughput", "train_throughput_compiled", "profile_cost", "input_pipeline",
-        "batch_scaling",
-    ]  # fmt: skip
-    assert "cannot" not in "".join(lines) and "it needs CIFAR-10" in "".join(lines)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.xdist_group("beside")
 def test_a_dry_run_on_the_cpu_runs_every_command_line_and_stores_every_result(tmp_path: Path) -> None:

@@ -63,13 +63,6 @@ def test_pip_takes_a_stand_in_for_what_the_machine_has_and_nothing_of_it_is_pack
         bundle.install(["trains"], {**have, "torch": "2.7"}, "3.12", tmp_path / "refused")
 
 
-def test_what_is_required_is_what_pyproject_says_with_some_extras() -> None:
-    wanted = bundle.requirements(bundle.ROOT / "pyproject.toml")
-    names = {text.partition(">")[0].partition("[")[0] for text in wanted}
-    assert {"ray", "torch", "optuna", "simplejpeg", "nvidia-ml-py", "timm", "pytest", "psutil"} <= names
-    assert not {"jax", "optax", "lightning", "pytest-xdist", "wandb", "plotly"} & names
-
-
 def test_the_file_holds_the_last_commit_without_documentation_and_nobodys_name(tmp_path: Path) -> None:
     repository, folder = tmp_path / "repository", tmp_path / "folder"
     rule, node = ".git_archival.txt export-subst\n", "node: $Format:%H$\n"

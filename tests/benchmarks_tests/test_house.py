@@ -1,6 +1,5 @@
 """The figures of the repository's structure, on a small made-up repository whose figures are known by hand."""
 
-import ast
 import json
 import subprocess
 import sys
@@ -113,24 +112,6 @@ def test_how_much_there_is_to_read(root: Path) -> None:
     assert "tune/study.py" not in small, "capacity and machine import it"
     (root / "tune/plan/capacity.py").write_text("\n" * 60)
     assert "tune/plan/capacity.py" not in "".join(house.measure(root)[1][of_one])
-
-
-def test_figures_of_a_file_by_hand() -> None:
-    call = "time.{}(1)".format("sleep")
-    tree = ast.parse(
-        "class A:\n    'said'\n    def b(self, x: int) -> None:\n        'said'\n    def c(self, x: Any): ...\n"
-        "    @classmethod\n    def _d(cls) -> 'list[Any]': ...\n"
-        "@cache\ndef outer(\n    *a: int,\n) -> None:\n    'Any text'\n    async def inner():\n        cast(Any, 1)\n"
-        f"import time\nfrom time import sleep as nap\n{call}\nnap(1)\nevent.sleep(1)\nCODE = 'import time; {call}'\n"
-    )
-    functions = house.functions_of(tree)
-    typed = dict(zip([function.name for function in functions], house.typed(tree), strict=True))
-    assert typed == {"b": True, "c": False, "_d": True, "outer": True, "inner": False}
-    assert {f.name: house.length(f) for f in functions if "n" in f.name or "o" in f.name} == {"outer": 6, "inner": 2}
-    assert house.public_docstrings(tree.body) == [True, True, False, True]
-    assert (house.count_any(tree), house.count_sleeps(tree)) == (3, 3)
-    text = "#!/usr/bin/python\n# why\nx = '# text'  # noqa: E501\ny = 1  # why not\nz = 2  # type: ignore\n"
-    assert house.count_comments(text) == (2, 1)
 
 
 def test_a_target_is_missed_beyond_its_limit_alone() -> None:

@@ -11,7 +11,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from replay.curves import CurveTable, RecordedCurve
 from replay.search import replay, replay_named
-from replay.stand_ins import RowPool, SimulatedClock, StartedTrial, run_slots
+from replay.stand_ins import SimulatedClock, StartedTrial, run_slots
 
 from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, TrialDecision
 from bigbatch.tune.runs.run import PAUSED_ATTR
@@ -77,16 +77,6 @@ def test_a_continued_trial_waits_for_its_processes_and_repeats_no_epoch() -> Non
     driver = InOrder(2, pauses=True)
     assert times(driver, slots=1) == [(10, 0, 1), (17, 1, 1), (32, 0, 2), (42, 0, 3), (54, 1, 2), (61, 1, 3)]
     assert times(InOrder(2), slots=1, until_s=25) == [(10, 0, 1), (20, 0, 2)], "the search ends in between"
-
-
-def test_a_search_goes_on_though_the_first_trials_to_end_have_all_diverged() -> None:
-    """Diverged trials end first, and tell which rates are too high. Four that fail otherwise would end the search."""
-    bad = [curve(float(lr), [], epochs=3) for lr in range(10, 22)]
-    good = [curve(lr / 10, [0.3, 0.4, 0.5 + lr / 100]) for lr in range(1, 7)]
-    for strategy, stopping in (("random", "none"), ("curves", "look"), ("tpe", "asha")):
-        found = replay_named(CurveTable("mixed", (*bad, *good)), strategy=strategy, stopping=stopping, slots=8, seed=1)
-        assert len({epoch.trial for epoch in found}) >= 18
-        assert max(epoch.value or 0.0 for epoch in found if epoch.finished) == pytest.approx(0.56)
 
 
 @dataclass(frozen=True)
@@ -169,21 +159,3 @@ def test_a_replay_begins_no_run_that_its_budget_cannot_pay_as_a_search_does() ->
         assert sorted(Counter(e.trial for e in found).values()) == [3] * 6 and sum(e.finished for e in found) == 6
     assert len(replay_named(table, "random", "none", 2, 0, 180 / 3600)) == 18, "what ends with the budget is inside"
     assert len(replay_named(table, "random", "none", 2, 0, 179 / 3600)) == 12
-
-
-def test_a_replay_measures_epochs_for_each_batch_and_keeps_the_row_that_has_to_wait() -> None:
-    """Runs of batch 512 take 30 s, those of 64 take 300 s. Of 700 s at most two long ones fit."""
-    rows = [
-        RecordedCurve({"global_batch_size": batch, "lr": 0.01 * i}, (0.1, 0.2, 0.3), tuple(s * e for e in (1, 2, 3)), 3)
-        for i in range(1, 9)
-        for batch, s in ((64, 100.0), (512, 10.0))
-    ]
-    for seed in range(6):
-        found = replay_named(CurveTable("two batches", tuple(rows)), "random", "none", 1, seed, 700 / 3600)
-        begun = {e.trial: e.parameters["global_batch_size"] for e in found}
-        assert all(count == 3 for count in Counter(e.trial for e in found).values()), "none is cut off"
-        spent_s = sum({64: 300, 512: 30}[int(str(batch))] for batch in begun.values())
-        assert found[-1].hours * 3600 == pytest.approx(spent_s) and spent_s <= 700
-    pool = RowPool(CurveTable("two batches", tuple(rows)))
-    row = pool.take(3, rows[0].params)
-    assert (pool.take(3, rows[5].params), pool.left) == (row, len(rows) - 1), "a trial that has to wait is asked again"

@@ -2,15 +2,10 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import search_arms as arms
 import search_efficiency as bench
-from invented_curves import invented_table
-from replay.curves import CurveTable
 
 
 def run(folder: Path, *options: str) -> dict[str, Any]:
@@ -66,22 +61,3 @@ def test_figures_of_a_group_by_hand() -> None:
     assert change["less_previous_40"]["mean"][0] == -0.25
     said = "| g | 2, 0 alike | × 0.87 (0.62 … 1.20) | 0 → 0 | −0.25 (−0.50 … +0.00), 1 : 0 |"
     assert said in bench.earlier_table([change])
-
-
-def test_stocks_rungs_are_those_of_rays_scheduler() -> None:
-    """Against ``_Bracket`` of the installed Ray."""
-    from ray.tune.schedulers.async_hyperband import _Bracket
-
-    table: CurveTable = invented_table("projected", 0, rows=40)
-    ours = arms.Stock(table, seed=0)
-    rays = _Bracket(1, table.max_epochs, arms.RAYS_FACTOR, 0)
-    rng, stopped = np.random.default_rng(0), set()
-    for epoch in range(1, table.max_epochs):
-        for number in range(30):
-            if number not in stopped:
-                value = float(rng.random())
-                trial: Any = SimpleNamespace(trial_id=number)
-                stops = rays.on_result(trial, epoch, value) == "STOP"
-                assert ours._stops(number, epoch, value) is stops
-                stopped |= {number} if stops else set()
-    assert 5 < len(stopped) < 30

@@ -63,21 +63,6 @@ def test_tpe_learns_from_trials_that_ended_early_as_infeasible(tmp_path):
     assert late_share(trials, 10, is_infeasible) <= 0.4 and best_of(trials) > 0.7
 
 
-def test_early_stopping_compares_with_no_infeasible_trial(tmp_path):
-    def space(trial: SpaceTrial) -> None:
-        trial.suggest_float("x", 0.0, 1.0)
-        trial.set_constraint("memory_bytes", at_most=1.0)
-
-    def record(params: Params, epoch: int) -> dict[str, object]:  # the best two thirds need too much memory
-        return {"val_top1": params["x"] + 0.01 * epoch, "memory_bytes": 2.0 if params["x"] > 0.33 else 0.5}
-
-    xs = {"x": FloatDistribution(0.0, 1.0)}
-    trials = own_search(tmp_path, xs, space, record, strategy="random", stopping="asha", trials=120).run().trials
-    allowed = [t for t in trials if not is_infeasible(t)]
-    done = [t for t in allowed if t.state == TrialState.COMPLETE]
-    assert allowed and len(done) >= len(allowed) / 9, "at two rungs, a third of those that compare goes on"
-
-
 ODD = {"n": IntDistribution(0, 99), "x": FloatDistribution(0.0, 1.0)}
 
 
