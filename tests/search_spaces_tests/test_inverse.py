@@ -7,10 +7,8 @@ import pytest
 
 from bigbatch.search_spaces import BUILT_IN, Workload, load_space
 from bigbatch.search_spaces.check import nearest_parameters
-from bigbatch.search_spaces.priors import peak_lr_centre
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.config.given import read_config, recipe_path
 
 DIGITS = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
 IMAGENET = Workload("imagenet", 1_281_167, 1000, 224, "resnet50", epochs=90)
@@ -29,15 +27,6 @@ def test_the_parameters_of_a_sampled_configuration_are_found_again(workload, pin
         assert found is not None and list(found) == list(trial.params)
         for name, value in trial.params.items():
             assert found[name] == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value), name
-
-
-def test_mlperfs_lars_is_a_point_of_the_space() -> None:
-    recipe = read_config(recipe_path("mlperf-lars-32k"))
-    found = nearest_parameters(SPACE, recipe, IMAGENET)
-    assert found is not None
-    assert found["lr_multiplier"] == pytest.approx(21.2 / peak_lr_centre("lars", 32768, 2000, 0.94))
-    assert (found["optimizer"], found["global_batch_size"], found["schedule"]) == ("lars", 32768, "poly")
-    assert (found["one_minus_momentum"], found["weight_decay"]) == (pytest.approx(0.06), 2.5e-5)
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,6 @@ class SearchFacts:
         """The names of all parameters."""
         return [dimension.name for dimension in self.dimensions]
 
-    def dimension(self, name: str) -> Dimension:
-        """The parameter of that name. Raises KeyError if the space has none."""
-        return {dimension.name: dimension for dimension in self.dimensions}[name]
-
     @property
     def priors(self) -> dict[str, LogNormal]:
         """The soft priors of the parameters that have one."""

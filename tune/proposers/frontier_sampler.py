@@ -69,7 +69,7 @@ def frontier_values(facts: SearchFacts) -> tuple[object, ...]:
 
     Raises ValueError without a frontier, or for a float.
     """
-    distribution = facts.dimension(facts.frontier).distribution if facts.frontier else None
+    distribution = next((one.distribution for one in facts.dimensions if one.name == facts.frontier), None)
     if isinstance(distribution, CategoricalDistribution):
         return ordered_values(distribution.choices)
     if isinstance(distribution, IntDistribution):

@@ -65,9 +65,11 @@ def _made(option: str, word: str, kind: type[T], known: Mapping[str, int]) -> T:
     with users_code(option, word):
         made = function(**given)
     if not isinstance(made, kind):
+        example = "optuna.samplers.NSGAIISampler(seed=seed)" if option == STRATEGY else "optuna.pruners.MedianPruner()"
+        got = "None" if made is None else f"a {type(made).__name__}"
         raise ConfigError(
-            f"{option} must name a function that returns an optuna {kind.__name__}; got {_a(made)} from "
-            f"{shown_name(word)}. Return e.g. {_example(kind)}."
+            f"{option} must name a function that returns an optuna {kind.__name__}; got {got} from "
+            f"{shown_name(word)}. Return e.g. {example}."
         )
     return made
 
@@ -78,14 +80,6 @@ def _takes(function: OwnFunction, name: str) -> bool:
     except (TypeError, ValueError):
         return False
     return name in found and found[name].kind is not inspect.Parameter.POSITIONAL_ONLY
-
-
-def _a(made: object) -> str:
-    return "None" if made is None else f"a {type(made).__name__}"
-
-
-def _example(kind: type[object]) -> str:
-    return "optuna.samplers.NSGAIISampler(seed=seed)" if kind is BaseSampler else "optuna.pruners.MedianPruner()"
 
 
 class OwnPruner(BasePruner):

@@ -41,9 +41,7 @@ def train_size(plan: ScalePlan, size: SizePlan) -> None:
     words = size_command(plan, size)
     print(f"\n{shlex.join(words)}", flush=True)
     try:
-        # Ray ends with its driver; srun must end its ranks itself.
-        dies_by = signal.SIGTERM if size.nodes > 1 else signal.SIGKILL
-        run_child(words, {**os.environ, **({} if threads is None else {"OMP_NUM_THREADS": threads})}, dies_by)
+        run_child(words, {**os.environ, **({} if threads is None else {"OMP_NUM_THREADS": threads})})
     except SizeFailed as error:
         raise SizeFailed(f"--workers {size.workers}: {error}") from None
 
@@ -66,11 +64,8 @@ def size_command(plan: ScalePlan, size: SizePlan) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def run_child(words: Sequence[str], env: Mapping[str, str], dies_by: int) -> None:
-    """Run a command to its end.
-
-    Args:
-        dies_by: the signal that it gets when this process dies without a word.
+def run_child(words: Sequence[str], env: Mapping[str, str]) -> None:
+    """Run a command to its end. It gets SIGTERM if this process dies without a word.
 
     Raises:
         SizeFailed: it ended with another exit code than 0.
@@ -92,7 +87,7 @@ def run_child(words: Sequence[str], env: Mapping[str, str], dies_by: int) -> Non
                 env=dict(env),
                 # A terminal's Ctrl-C would reach it, too: it gets one SIGTERM, from here.
                 start_new_session=True,
-                preexec_fn=_dies_with(os.getpid(), dies_by),
+                preexec_fn=_dies_with(os.getpid()),
             )
         )
         if signals.first is not None:  # it came before the process was known
@@ -112,13 +107,13 @@ def run_child(words: Sequence[str], env: Mapping[str, str], dies_by: int) -> Non
 PR_SET_PDEATHSIG = 1
 
 
-def _dies_with(parent: int, number: int) -> Callable[[], None]:
-    """What the child runs before its program: it gets the signal when its parent dies (Linux)."""
+def _dies_with(parent: int) -> Callable[[], None]:
+    """What the child runs before its program: it gets SIGTERM when its parent dies (Linux)."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def prepare() -> None:
         if libc is not None:
-            libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
             if os.getppid() != parent:  # it died in between
                 os._exit(1)
 

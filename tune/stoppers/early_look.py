@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from bigbatch.tune.models.curve_data import CurveEncoder, Learned
+from bigbatch.tune.models.curve_data import CurveEncoder
 from bigbatch.tune.models.curve_history import MOST_CURVES, ranks_so_far
 from bigbatch.tune.models.look_value import first_looks, is_let_go, look_epoch
 from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, TrialDecision
@@ -184,7 +184,10 @@ class EarlyLook:
         # The ranks at the look, until a run has ended from which the model learns how curves go on.
         knows = history.any_ended or (self.facts.knowledge and self.encoder.trusted(study))
         learned = self.encoder.learn(study, also=also) if knows else None
-        ends = _ends(learned, self.encoder)
+        if learned is None:
+            ends = ranks_so_far(history.curves())
+        else:
+            ends = {c.number: float(end) for c, end in zip(learned.curves, learned.ends(), strict=True)}
         return max(waiting, key=lambda t: (ends.get(history.first_number(t.number), -math.inf), -t.number))
 
 
@@ -203,10 +206,3 @@ def _goes_on(trial: FrozenTrial, at: int, epoch: int, study: Study) -> bool:
         if any(earlier > at for earlier in trial.intermediate_values):
             return True
     return True
-
-
-def _ends(learned: Learned | None, encoder: CurveEncoder) -> dict[int, float]:
-    """Number of each curve → its predicted value at the end. Without a model, ``ranks_so_far``."""
-    if learned is None:
-        return ranks_so_far(encoder.history.curves())
-    return {c.number: float(end) for c, end in zip(learned.curves, learned.ends(), strict=True)}

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from optuna.pruners import BasePruner
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
@@ -45,11 +44,6 @@ class PrunerStopping:
     name: str
     facts: SearchFacts
 
-    @property
-    def pruner(self) -> BasePruner:
-        """A new one for each look, which depends on the study alone."""
-        return make_pruner(self.name, self.facts.max_epochs)
-
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """STOP if the pruner says so and the trial may be judged yet.
 
@@ -62,7 +56,8 @@ class PrunerStopping:
         if not judged and SPARED_ATTR in trial.user_attrs:
             return TrialDecision.GO_ON
         notes: Notes = []
-        stops = self.pruner.prune(view_of(study, partial(self._peers_at, trial, epoch), notes=notes), trial)
+        pruner = make_pruner(self.name, self.facts.max_epochs)  # a new one, which depends on the study alone
+        stops = pruner.prune(view_of(study, partial(self._peers_at, trial, epoch), notes=notes), trial)
         if judged and stops:
             # A frozen trial cannot be written to; Optuna's pruners write through the storage, too.
             study._storage.set_trial_user_attr(trial._trial_id, STOPPED_ATTR, epoch)

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
-from optuna.trial import TrialState, create_trial
+from optuna.trial import TrialState
 
-from bigbatch.tune.models.curve_history import CurveHistory
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.runs.objective import Objective
@@ -111,20 +110,3 @@ def test_words_that_another_study_tried_are_known_only_if_it_agrees(agrees: bool
     assert "optimizer d" in tried
     assert (len(set(tried)) == len(NAMED)) != agrees
     assert tried[10:].count("optimizer d") >= (18 if agrees else 9)
-
-
-def test_numbers_the_frontier_and_what_some_configurations_lack_are_no_words() -> None:
-    dims = (
-        *MANY_WORDS,
-        Dimension("grafting", CategoricalDistribution(("adam", "sgd")), {"optimizer": ("optimizer a",)}),
-        Dimension("shape", CategoricalDistribution(("linear", "cosine")), always=False),
-        Dimension("batch", CategoricalDistribution((256, 4096))),
-        Dimension("network", CategoricalDistribution(("resnet18", "resnet50"))),
-        Dimension("nesterov", CategoricalDistribution((None, True, False))),
-    )
-    history = CurveHistory(SearchFacts(dims, 60, EPOCHS, frontier="network"))
-    assert history.untried == {"optimizer": set(NAMED), "nesterov": {None, True, False}}
-    waiting, running = create_trial(state=TrialState.WAITING), create_trial(state=TrialState.RUNNING)
-    running.params, running.number = {"optimizer": "optimizer d", "nesterov": None}, 1
-    history.take_in([waiting, running])
-    assert history.untried == {"optimizer": set(NAMED) - {"optimizer d"}, "nesterov": {True, False}}

@@ -31,7 +31,7 @@ class Trainings:
         self.started: list[Sequence[str]] = []
         self.fails_at = 0
 
-    def __call__(self, words: Sequence[str], env: Mapping[str, str], dies_by: int) -> None:
+    def __call__(self, words: Sequence[str], env: Mapping[str, str]) -> None:
         self.started.append(words)
         output = Path(words[words.index("--output") + 1])
         workers = int(output.name)

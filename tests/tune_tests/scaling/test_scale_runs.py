@@ -18,7 +18,7 @@ SMALL = ("model.name=squeezenet1_1", "model.stem=auto", "data.image_size=32", "b
 
 def test_a_process_that_fails_is_a_failed_size() -> None:
     with pytest.raises(SizeFailed, match="exit code 7"):
-        run_child((sys.executable, "-c", "raise SystemExit(7)"), dict(os.environ), signal.SIGKILL)
+        run_child((sys.executable, "-c", "raise SystemExit(7)"), dict(os.environ))
 
 
 def started(child: str, folder: Path) -> tuple[subprocess.Popen, Path]:
@@ -26,7 +26,7 @@ def started(child: str, folder: Path) -> tuple[subprocess.Popen, Path]:
     parent = (
         "import os, signal, sys\n"
         "from bigbatch.tune.scaling.size_process import ScaleStopped, run_child\n"
-        f"try: run_child((sys.executable, '-u', '-c', {child!r}), dict(os.environ), signal.SIGKILL)\n"
+        f"try: run_child((sys.executable, '-u', '-c', {child!r}), dict(os.environ))\n"
         "except ScaleStopped as stop: sys.exit(100 + stop.signum)\n"
     )
     log = folder / "log.txt"

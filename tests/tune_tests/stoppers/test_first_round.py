@@ -1,7 +1,6 @@
 """The first round of ``look``: what is looked at before anything goes on, which trials go on then, and when; and where
 ``curves`` begins."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -145,28 +144,6 @@ def proposal(study: optuna.Study, facts: SearchFacts, number: int) -> dict[str, 
         if dimension.is_active(trial.params):
             trial._suggest(dimension.name, dimension.distribution)
     return trial.params
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_first_proposal_is_the_middle_of_each_range_or_prior_and_any_word(seed: int) -> None:
-    params = proposal(new_study(), replace(FACTS, dimensions=SPACE, seed=seed), 0)
-    assert params["words"] in WORDS.choices and params["batch"] == 64 and params["steps"] == 5
-    assert params["decay"] == pytest.approx(1e-4)
-    low, high = (math.log(end / PRIOR.centre) / math.log(PRIOR.factor) for end in (0.01, 100.0))
-    middle = statistics_of_the_cut_normal(low, high)
-    assert params["rate"] == pytest.approx(PRIOR.centre * PRIOR.factor**middle, rel=1e-3)
-    assert ("beta" in params) == (params["words"] == "lamb")
-    assert params.get("beta", 0.6) == pytest.approx(0.6)
-
-
-def statistics_of_the_cut_normal(low: float, high: float) -> float:
-    """The median of a standard normal between these two: by bisection of its mass."""
-    mass = 0.5 * (math.erf(low / math.sqrt(2)) + math.erf(high / math.sqrt(2)))
-    left, right = low, high
-    for _ in range(80):
-        middle = (left + right) / 2
-        left, right = (middle, right) if math.erf(middle / math.sqrt(2)) < mass else (left, middle)
-    return left
 
 
 def test_what_was_given_is_before_the_middle_and_what_is_fixed_stays() -> None:
