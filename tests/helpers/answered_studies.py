@@ -188,13 +188,12 @@ def write_study(folder: Path, spec: StudySpec) -> Path:
     searched = [one for one in spec.runs if "confirms" not in one.attrs]
     about = description(folder.name, len(searched))
     about |= {"tolerance": "0.5pt", "confirm": "auto", "max_epochs": 6, "frontier": frontier, **spec.about}
-    baseline = about.pop("baseline", None)
     (folder / "study.json").write_text(json.dumps(about))
     objectives, lines = objectives_of(about), Lines()
     storage, direction = JournalStorage(lines), objectives.first.direction
     study = optuna.create_study(study_name=folder.name, storage=storage, direction=direction)
     for one in spec.runs:
-        study.add_trial(_trial(one, spec, objectives.first.name, baseline))
+        study.add_trial(_trial(one, spec, objectives.first.name))
     write_journal(folder, lines)
     trials = study.get_trials(deepcopy=False)
     answer = answer_of(trials, about, objectives)
@@ -206,14 +205,13 @@ def write_study(folder: Path, spec: StudySpec) -> Path:
     return folder
 
 
-def _trial(one: RunSpec, spec: StudySpec, metric: str, baseline: object) -> FrozenTrial:
+def _trial(one: RunSpec, spec: StudySpec, metric: str) -> FrozenTrial:
     batch = one.value if isinstance(one.value, int) else 256
     config = TrainConfig(epochs=len(one.curve)).replace_keys({"batch.global_size": batch}).to_dict()
     held = f"holdout_{metric.removeprefix('val_')}"
     epochs = {}
     for epoch, value in enumerate(one.curve, 1):
         record: dict[str, Any] = {"epoch": epoch, "train_s": 10.0 * 128 / batch + 1.0}
-        record |= {"baseline": baseline} if baseline and epoch == 1 else {}
         record |= {"val_loss": 1.0} if metric != "val_loss" else {}
         if "trainable" not in spec.about:
             record |= {"optimizer_steps": epoch * (1437 // batch), "images_per_s": 1000.0}

@@ -138,7 +138,8 @@ def test_it_joins_a_running_cluster_and_leaves_it_running_and_two_objectives_end
         assert "a node with 2 CPU cores" in cannot.stderr() and "sync_bn needs GPUs" in cannot.stderr()
         assert not (tmp_path / "runs" / "s").exists(), "no study is left"
         variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token, "ONLY_OF_THE_DRIVER": str(tmp_path)}
-        chosen = ("--objectives", "train_loss:min,gpu_hours:min")  # trials this small learn little of the others
+        # Trials this small learn little.
+        chosen = ("--objectives", "val_loss:min,gpu_hours:min", "--baseline", "val_loss=1e9")
         joined = Search(*(a if a != "s" else "t" for a in arguments), *chosen, cwd=tmp_path, **variables)
         assert joined.end() == 0, joined.stderr()
         said = [line for line in joined.stderr().splitlines() if "$ONLY_OF_THE_DRIVER is not set here" in line]
@@ -157,12 +158,12 @@ def check_front(folder: Path, text: str) -> None:
     assert sorted(row["trial"] for row in front) == sorted(t.number for t in study.best_trials)
     for row in front:
         trial = study.trials[row["trial"]]
-        assert row["values"] == {"train_loss": trial.values[0], "gpu_hours": trial.values[1]}
+        assert row["values"] == {"val_loss": trial.values[0], "gpu_hours": trial.values[1]}
         # The value is taken a moment before the trial's devices are given back: within a second of one device.
         assert trial.values[1] == pytest.approx(trial.user_attrs["gpu_hours"], abs=1 / 3600)
     lowest = min(study.trials, key=lambda t: t.values[0])
     assert json.loads((folder / "best.json").read_text()) == lowest.user_attrs["config"]
-    assert "Pareto front" in text and f"Best: trial {lowest.number}, training loss" in text
+    assert "Pareto front" in text and f"Best: trial {lowest.number}, validation loss" in text
     epochs = pq.read_table(folder / "epochs.parquet").to_pylist()
     assert all(row["memory_bytes"] > 2**26 for row in epochs), "a process with torch has more than 64 MiB"
 

@@ -78,7 +78,7 @@ class AnswerWords:
         baseline = json_values.number(self.values, "baseline")
         worse = self.sign * json_values.number(best, "reported") < self.sign * baseline
         than = (
-            "which is better: are labels and loss right?"
+            "which is better: are labels, loss and the stated baseline right?"
             if worse
             else "and the difference is within the uncertainty of that."
         )
@@ -103,7 +103,8 @@ class AnswerWords:
         return (
             f"The {runs} finished runs cannot be told apart: they end as near to each other as a run's "
             f"{self.metric.title} changes from one epoch to the next (about {change}).{largest} No configuration is "
-            "recommended. Longer runs, a wider space or more trials may tell more."
+            "recommended. Longer runs, a wider space or more trials may tell more; --baseline "
+            "says what a constant prediction reaches."
         )
 
     # The answer

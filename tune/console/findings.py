@@ -282,6 +282,8 @@ def objective_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     lines = [("objective", f"{objective.text}: {objective.sentence}") for objective in plan.objectives.each]
     if plan.objectives.several:
         lines.append(("", "several objectives: no trial is stopped early, and best.json is the best in the first one"))
+    stated = [(one, plan.baseline[one.name]) for one in plan.objectives.each if one.name in plan.baseline]
+    lines += [("baseline", f"{one.metric.title} {one.worth(value)} by a constant prediction") for one, value in stated]
     lines += [("constraint", text) for text in plan.constraints]
     return lines
 

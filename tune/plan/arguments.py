@@ -83,6 +83,8 @@ OPTIONS = (
     Option("dry-run", RUN, None, "print the plan and stop", FLAG),
     Option("stage", RARE, "DIR", "copy a packed data set to this folder of each node and read the copy, e.g. "
            "'$TMPDIR'; none: no copy"),
+    Option("baseline", RARE, "METRIC=VALUE", "what a constant prediction reaches (default: measured, but with "
+           "--trainable it is not known)", MANY),
     Option("join", RARE, None, "with --storage: work on a study on which other drivers work too", FLAG),
     Option("no-check", RARE, None, "do not first train two batches on the CPU with code of your own", FLAG),
     Option("accept-changed-code", RARE, None, "with --resume: go on although code of your own has changed", FLAG),

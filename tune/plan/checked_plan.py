@@ -52,7 +52,9 @@ from bigbatch.tune.plan.machine import (
 from bigbatch.tune.plan.objective_options import (
     constraints_in_words,
     one_of_objective_options,
+    read_baseline,
     read_objective_options,
+    stated_baseline,
     suited,
     with_studys_objective,
 )
@@ -241,6 +243,7 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
         )
     check_join(o)
     one_of_objective_options(o)
+    read_baseline(o.baseline)
     _at_least_one("--trials", 1, o.trials)
     _at_least_one("--max-epochs", 1, o.max_epochs)
     workers = _at_least_one("--workers", o.workers or 1, o.workers)
@@ -325,6 +328,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         open_ended=o.is_open_ended,
         scan=scan,
         objectives=objectives,
+        baseline=stated_baseline(objectives, o, stored),
         constraints=constraints_in_words(space, fitted.workload, fitted.overrides),
         confirm=checked_confirm(o.confirm, sys.maxsize if o.is_open_ended else trials, objectives),
     )

@@ -1,4 +1,4 @@
-"""``--objective``, ``--objectives``, ``--target`` and the constraints of a space: read and checked."""
+"""``--objective``, ``--objectives``, ``--target``, ``--baseline`` and the constraints of a space: read and checked."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import contextlib
 import dataclasses
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from bigbatch.base import json_values
+from bigbatch.base.command_line import nearest_word
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import Constraint, StandInTrial
 from bigbatch.search_spaces.workload import Workload
@@ -125,3 +126,56 @@ def _in_words(space: Space, constraint: Constraint) -> str:
             "improves. Write e.g. set_constraint('epoch_s', at_most=60), or use --objectives."
         )
     return f"{metric.title} {bounds_in_words(constraint, metric)}, measured after each epoch"
+
+
+def read_baseline(texts: Iterable[str]) -> dict[str, float]:
+    """``acc=0.1,loss=2.3``, or ``0.1`` for the only objective → value by metric, which is empty for that one.
+
+    Raises ConfigError for what is no finite number, and a metric that is named twice.
+    """
+    found: dict[str, float] = {}
+    for text in (part.strip() for whole in texts for part in whole.split(",")):
+        name, equals, number = (part.strip() for part in text.rpartition("="))
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or bool(name) != bool(equals):
+            raise ConfigError(f"--baseline takes METRIC=VALUE, a finite number; got {text!r}. Write e.g. acc=0.1.")
+        if name in found:
+            raise ConfigError(f"--baseline names each metric once; got {name or 'two numbers'}. Keep one of them.")
+        found[name] = value
+    return found
+
+
+def given_baseline(objectives: Objectives, texts: Iterable[str]) -> dict[str, float]:
+    """``read_baseline`` by the names of the objectives. Raises ConfigError, also for a metric that is none of them."""
+    given, names = read_baseline(texts), _improved(objectives)
+    for name, value in given.items():
+        if not names:
+            raise ConfigError(
+                f"--baseline is of an objective that training improves; got {objectives.text}. Leave it out."
+            )
+        if name not in names and (name or max(len(names), len(given)) > 1):
+            near = nearest_word(name, names) or names[0]
+            raise ConfigError(
+                f"--baseline names an objective, {' or '.join(names)}; got {name or f'{value:g} alone'!r}. Write "
+                f"--baseline {near}={value:g}."
+            )
+        name = name or names[0]
+        if name.endswith("_top1") and not 0 <= value <= 1:
+            raise ConfigError(f"--baseline of {name} is a fraction from 0 to 1; got {value:g}. Write e.g. {name}=0.1.")
+    return {name or names[0]: value for name, value in given.items()}
+
+
+def stated_baseline(objectives: Objectives, o: SearchOptions, stored: Mapping[str, object]) -> dict[str, float]:
+    """What the user states: the option, else the resumed study. Raises ConfigError as ``given_baseline``."""
+    kept = json_values.mapping(stored, metrics.BASELINE)
+    values = {name: json_values.number_or_none(kept, name) for name in _improved(objectives)}
+    return {name: value for name, value in values.items() if value is not None} | given_baseline(objectives, o.baseline)
+
+
+def _improved(objectives: Objectives) -> list[str]:
+    """The names of the objectives that training improves."""
+    each = [one.name for one in objectives.each if not isinstance(one, TimeToTarget)]
+    return [name for name in each if not name.endswith(metrics.COSTS)]

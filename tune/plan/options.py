@@ -49,6 +49,8 @@ class SearchOptions:
     objectives: str | None = None
     metric: tuple[str, ...] = ()
     """Further metrics of validation; with absolute paths in the study."""
+    baseline: tuple[str, ...] = ()
+    """``METRIC=VALUE``, or a number for the only objective. The study keeps the values under a key of their own."""
     target: str | None = None
     """A resumed study knows its objective (``objective_options.with_studys_objective``)."""
     confirm: str | None = None
@@ -149,6 +151,7 @@ class SearchKeywords(TypedDict, total=False):
     objective: str | None
     objectives: Texts | None
     metric: Texts | None
+    baseline: float | Texts | None
     target: str | None
     confirm: str | None
     budget_gpu_hours: float | None

@@ -166,6 +166,8 @@ class SearchPlan:
     open_ended: bool = False
     """Whether the budget is the only limit. ``trials`` is then a guess, for which slots and disk are planned."""
     objectives: Objectives = field(default_factory=Objectives)
+    baseline: Mapping[str, float] = field(default_factory=dict)
+    """What a constant prediction reaches in an objective, as far as the user states it."""
     constraints: tuple[str, ...] = ()
     """The constraints of the space, in words."""
     own_code: Mapping[str, str] = field(default_factory=dict)
@@ -237,6 +239,7 @@ class SearchPlan:
             "workers": self.workers,
             "frontier": dataclasses.asdict(self.frontier) if self.frontier else None,
             "tolerance": str(self.tolerance),
+            "baseline": dict(self.baseline),
             "confirm": str(self.confirm),
             "wandb": self.wandb,
             "machine": self.machine.to_dict(),

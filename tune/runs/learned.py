@@ -7,6 +7,7 @@ to epoch.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -94,7 +95,7 @@ KNOWN_AT_CHANCE = ("val_top1", "val_loss")
 def baseline_of(trials: Sequence[AnyTrial], description: Mapping[str, object], objective: Objective) -> float | None:
     """The value that a constant prediction reaches on the validation examples that choose. None: nobody knows it.
 
-    What runs have measured comes first, then chance: the same value for balanced classes.
+    What the user states comes first, then what runs have measured, then chance: the same value for balanced classes.
 
     Args:
         trials: of the study, in any state.
@@ -103,8 +104,9 @@ def baseline_of(trials: Sequence[AnyTrial], description: Mapping[str, object], o
     """
     if isinstance(objective, TimeToTarget) or objective.name.endswith(metrics.COSTS):
         return None
-    for record in (record for trial in trials for record in epoch_records(trial)):
-        value = json_values.number(json_values.mapping(record, metrics.BASELINE), objective.name, math.nan)
+    measured = (record for trial in trials for record in epoch_records(trial))
+    for source in itertools.chain((description,), measured):
+        value = json_values.number(json_values.mapping(source, metrics.BASELINE), objective.name, math.nan)
         if math.isfinite(value):
             return value
     facts = facts_of_runs(description)

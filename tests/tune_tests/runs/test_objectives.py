@@ -248,10 +248,12 @@ def trial(*baselines: dict[str, float] | None) -> FrozenTrial:
     return create_trial(state=TrialState.RUNNING, user_attrs=records)
 
 
-def test_the_first_that_was_measured_comes_before_chance() -> None:
+def test_what_is_stated_comes_first_then_the_first_that_was_measured_then_chance() -> None:
     trials = [trial(), trial(None), trial(None, {"val_top1": 0.6}), trial({"val_top1": 0.7, "val_iou": 0.2})]
+    stated = {**CLASSES, "baseline": {"val_top1": 0.65}}
+    assert baseline_of(trials, stated, Objective("val_top1")) == 0.65
     assert baseline_of(trials, CLASSES, Objective("val_top1")) == 0.6
-    assert baseline_of(trials, CLASSES, Objective("val_iou")) == 0.2
+    assert baseline_of(trials, stated, Objective("val_iou")) == 0.2, "another metric was stated"
     assert baseline_of(trials[:2], CLASSES, Objective("val_top1")) == 0.25
     assert baseline_of(trials, CLASSES, Objective("val_loss", "minimize")) == pytest.approx(math.log(4))
     assert baseline_of(trials, CLASSES, Objective("val_f1")) is None
@@ -266,16 +268,10 @@ def test_chance_is_known_of_classes_and_the_plain_loss_of_our_own_loop() -> None
     assert baseline_of([], {"num_classes": 0}, top1) is None and baseline_of([], {}, top1) is None
     function = {"trainable": "my.py:train", "num_classes": 4, "objective": "val_loss:min"}
     assert baseline_of([], function, objectives_of(function).first) is None
+    assert baseline_of([], {**function, "baseline": {"val_loss": 2.5}}, objectives_of(function).first) == 2.5
 
 
 @pytest.mark.parametrize("text", ["gpu_hours:min,val_loss:min", "epoch_s:min", "memory_bytes", "val_top1=0.7"])
 def test_what_training_does_not_improve_has_none(text: str) -> None:
-    description = {**CLASSES, "objective": text}
-    assert (
-        baseline_of(
-            [trial({"epoch_s": 1.0, "gpu_hours": 1.0, "memory_bytes": 1.0})],
-            description,
-            objectives_of(description).first,
-        )
-        is None
-    )
+    description = {**CLASSES, "objective": text, "baseline": {"gpu_hours": 1.0, "epoch_s": 1.0, "memory_bytes": 1.0}}
+    assert baseline_of([trial({"epoch_s": 1.0})], description, objectives_of(description).first) is None
