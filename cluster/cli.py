@@ -155,9 +155,9 @@ def _logs(argv: Sequence[str]) -> int:
     if not args.follow:
         print(queue.logs(args.job, node=args.node), end="")
         return DONE
-    path = queue.log_path(args.job, args.node)
+    path = queue.log_path(args.job, args.node, waits=True)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and so would what takes its place
-    return os.execvp("tail", ["tail", "-n", "+1", "-F", str(path)])  # it knows which file systems it has to poll
+    return os.execvp("tail", ["tail", "-n", "+1", "-F", str(path)])  # it knows which file systems it has to poll, and waits for a file
 
 
 def _cancel(argv: Sequence[str]) -> int:

@@ -157,15 +157,15 @@ def logs(job_id: str | int, *, node: str | None = None) -> str:
     return log_path(str(job_id), node).read_text(errors="replace")
 
 
-def log_path(job_id: str, node: str | None) -> Path:
-    """The log of a job, or of its node. Raises InputError if there is none yet."""
+def log_path(job_id: str, node: str | None, *, waits: bool = False) -> Path:
+    """The log of a job, or of its node. Raises InputError if there is none, and none to wait for."""
     _check_id(job_id)
     found = job_record.read_record(job_id)
     if node:
         path = job_record.job_folder(job_id) / "nodes" / f"{node}.log"
     else:
         path = Path(found.log) if found and found.log else job_record.records_home() / "logs" / f"{job_id}.log"
-    if not path.is_file():
+    if not path.is_file() and not (waits and any(job.job_id == job_id for job in _listed())):
         raise InputError(
             f"a job has a log once it has begun; got none at {str(path)!r}. "
             "`bigbatch cluster queue --all` shows your jobs."

@@ -172,14 +172,16 @@ def test_logs_are_the_jobs_or_a_nodes(tmp_path, home):
     assert logs("102") == "before the record\n"
 
 
-def test_follow_shows_what_comes(tmp_path, home):
-    (home / "logs").mkdir(parents=True)
-    (home / "logs" / "102.log").write_text("one\n")
+def test_follow_shows_what_comes_also_before_there_is_a_log(tmp_path, home):
+    path = f"{slurms(tmp_path / 'bin', squeue=SQUEUE)}:/usr/bin:/bin"
     with subprocess.Popen(
         [sys.executable, "src/bigbatch", "cluster", "logs", "102", "-f"], cwd=ROOT, stdout=subprocess.PIPE, text=True,
-        stderr=subprocess.PIPE, env={**clean_environment(), "BIGBATCH_HOME": str(home)},
+        stderr=subprocess.PIPE, env={**clean_environment(), "BIGBATCH_HOME": str(home), "PATH": path},
     ) as following:  # fmt: skip
         assert following.stdout is not None and following.stderr is not None
+        assert "102.log" in following.stderr.readline(), "tail says what it waits for"
+        (home / "logs").mkdir(parents=True)
+        (home / "logs" / "102.log").write_text("one\n")
         assert following.stdout.readline() == "one\n"
         with (home / "logs" / "102.log").open("a") as log:
             log.write("two\n")
@@ -187,10 +189,11 @@ def test_follow_shows_what_comes(tmp_path, home):
         following.kill()
 
 
-def test_following_a_job_without_a_log_ends_with_a_message(home):
+def test_following_a_job_that_never_was_ends_with_a_message(tmp_path, home):
+    path = slurms(tmp_path / "bin", squeue="echo '13|PENDING|0:00|1:00|2|gpu|Priority|x'")
     for more in ((), ("--node", "n1")):
-        done = run("logs", "12", "-f", *more, home=home)
-        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "got none at" in done.stderr, done.stderr
+        done = run("logs", "12", "-f", *more, home=home, PATH=path)
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "has a log once" in done.stderr
     assert not home.exists()
 
 
