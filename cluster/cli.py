@@ -157,7 +157,7 @@ def _logs(argv: Sequence[str]) -> int:
         return DONE
     path = queue.log_path(args.job, args.node, waits=True)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and so would what takes its place
-    return os.execvp("tail", ["tail", "-n", "+1", "-F", str(path)])  # it knows which file systems it has to poll, and waits for a file
+    return os.execvp("tail", ["tail", "-n", "+1", "-F", str(path)])  # it polls where it has to, and waits
 
 
 def _cancel(argv: Sequence[str]) -> int:

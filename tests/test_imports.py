@@ -1,6 +1,7 @@
 """What importing our packages loads: nothing heavy, and in ``cluster`` the standard library alone."""
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import bigbatch
-from helpers.paths import ROOT
+from helpers.paths import ROOT, TRAIN, TUNE
+from helpers.processes import clean_environment
 
 HEAVY = ("torch", "torchvision", "ray", "optuna", "numpy", "pyarrow", "scipy", "PIL", "wandb", "rich", "IPython")
-NEEDS_STUDY = {"Study", "compare", "open_study", "search"}
+NEEDS_STUDY = {"Study", "open_study", "search"}
 LIGHT = f"""
 import bigbatch.search_spaces.large_batch, bigbatch.train_loop.optim.schedules
 import bigbatch.tune.plan.arguments, bigbatch.tune.console.plan_notes
@@ -76,3 +78,48 @@ def test_cluster_imports_the_standard_library_alone() -> None:
 
 
 # Python imports a file of this name by itself. When a process ends it writes down its loaded files and their names.
+
+
+# Python imports a file of this name by itself. When a process ends it writes down its loaded files and their names.
+SITE = """
+import atexit, collections, json, os, sys
+
+def look():
+    loaded = collections.defaultdict(dict)
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and name != "__main__":
+            loaded[os.path.realpath(file)][id(module)] = name
+    ours = {file: sorted(names.values()) for file, names in loaded.items() if file.startswith(os.environ["OUR_ROOT"])}
+    with open(os.environ["LOADED"], "w") as out:
+        json.dump(ours, out)
+
+atexit.register(look)
+"""
+
+
+def loaded_by(folder: Path, *words: object, cwd: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, list[str]]]:
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(SITE)
+    files = {"LOADED": str(folder / "loaded.json"), "OUR_ROOT": f"{ROOT}/"}
+    env = {**clean_environment(), **files, "PYTHONPATH": str(folder / "site"), "BIGBATCH_HOME": str(folder / "home")}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=cwd, env=env, capture_output=True, text=True, timeout=240
+    )
+    return done, json.loads((folder / "loaded.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ((TUNE, "--dry-run"), 0),
+        (("-m", "bigbatch", "tune", "--dry-run"), 0),
+        ((TRAIN, "--config", "/nosuch.json"), 2),
+    ],
+    ids=lambda words: " ".join(map(str, words)).replace(str(ROOT), "") if isinstance(words, tuple) else "",
+)
+def test_each_of_our_files_is_loaded_once(words, code, tmp_path):
+    done, loaded = loaded_by(tmp_path, *words, cwd=ROOT)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert any(name.startswith("bigbatch.") for names in loaded.values() for name in names)
+    assert {file: names for file, names in loaded.items() if len(names) > 1} == {}

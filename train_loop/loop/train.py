@@ -82,7 +82,7 @@ def train(
         scan: the images of an image folder, on rank 0, where they were listed before; else rank 0 lists them.
 
     Raises:
-        ConfigError: batch, model, data, device or checkpoint do not suit the configuration, or its code has changed.
+        ConfigError: batch, model, data, device or checkpoint do not suit the configuration.
         NonFiniteLossError: on all ranks, when the loss of any becomes NaN or infinite.
         CheckpointError: no checkpoint in the folder can be read.
         DeviceMemoryError: a step does not fit into the device's memory. One worker first tries smaller micro-batches,

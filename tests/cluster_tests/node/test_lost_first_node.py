@@ -32,7 +32,7 @@ def test_a_job_whose_first_node_is_lost_is_put_into_the_queue_once(what, requeue
     (tmp_path / "nodes").mkdir()
     words = ["--record", str(tmp_path), "--node", "n2", "--job", "7", "--run-id", "7.0", "--first", "n1"]
     node = node_process.NodeProcess(node_process.parse(words))
-    for beat in range(2, 14):
+    for beat in range(2, 44):
         first = beat if what == "lives" else 1
         ours = 1 if what == "the file system hangs" else beat
         state = "failed" if what == "its Ray has ended" else "ready"
@@ -46,3 +46,17 @@ def test_a_job_whose_first_node_is_lost_is_put_into_the_queue_once(what, requeue
 
 def report(folder: Path, name: str, beat: int, state: str = "ready") -> None:
     write_json(folder / "nodes" / f"{name}.json", {"run_id": "7.0", "beat": beat, "state": state})
+
+
+def test_who_stood_still_waits_for_the_others_anew(monkeypatch):
+    """After `scontrol suspend` all nodes go on at once; none has hung."""
+    now = [0.0]
+    monkeypatch.setattr(node_status.time, "monotonic", lambda: now[0])
+    heartbeats = node_status.Heartbeats()
+    assert heartbeats.hung({"n1": 1, "n2": 1}, 60.0) == []
+    now[0] = 3600.0
+    assert heartbeats.hung({"n1": 1, "n2": 2}, 60.0) == []
+    for beat in range(3, 90):
+        now[0] += 1.0
+        found = heartbeats.hung({"n1": 1, "n2": beat}, 60.0)
+        assert found == (["n1"] if now[0] > 3660.0 else [])

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.sets.scan import FolderScan, scan_folder
 from helpers.paths import ROOT, TUNE
 from helpers.processes import clean_environment
@@ -86,7 +88,7 @@ def test_what_rank_0_finds_wrong_all_ranks_refuse_in_one_line(best: Path, tmp_pa
     for code, _, errors in ended:
         assert code == 2
         assert "Traceback" not in errors
-    assert "an image folder needs val/ or" in ended[0][2]
+    assert "an image folder needs val/" in ended[0][2]
     assert ended[1][2] == "", "one speaks for all"
 
 
@@ -136,3 +138,13 @@ def test_a_listing_is_read_as_it_was_written_and_what_is_damaged_is_passed_over(
     file.write_bytes(file.read_bytes()[:-40])
     assert FolderScan.read(file) is None
     assert FolderScan.read(tmp_path / "none") is None
+
+
+def test_a_listing_of_another_folder_is_not_used(tmp_path: Path, tiny_images: Path) -> None:
+    for part in ("train", "val"):
+        for name in ("x", "y", "z"):
+            (tmp_path / part / name).mkdir(parents=True)
+            (tmp_path / part / name / "1.png").touch()
+    source = open_data(DataConfig(name=str(tmp_path)), scan=scan_folder(str(tiny_images)))
+    assert source.info.class_names == ("x", "y", "z")
+    assert source.info.train_size == 3
