@@ -31,7 +31,7 @@ WITHIN = {
     "a lease's holder may miss a few signs of life": (4 * w.RENEW_S, w.STALE_S),
     "a claim is settled before a lease is stale": (w.CLAIM_S, w.STALE_S),
     "a node may miss a few heartbeats": (4 * w.HEARTBEAT_S, w.HUNG_S),
-    "a lost first node is noticed within a minute": (w.FIRST_LOST_S + w.HEARTBEAT_S, w.HUNG_S),
+    "a worker is given up before the first node is": (w.HUNG_S, w.FIRST_LOST_S),
     "Ray hears of a hung node before the next one hangs": (w.HUNG_DRAIN_S, w.HUNG_S),
     "a start of Ray is tried several times": (4 * w.RAY_START_S, w.START_TIMEOUT_S),
     "a silent controller is asked several times": (4 * w.COMMAND_S, w.SILENT_S),

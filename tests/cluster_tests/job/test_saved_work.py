@@ -1,11 +1,9 @@
 """What a start of a job has added to its study, with studies as they are left on the disk."""
 
 import pytest
-from bigbatch.tune.storage.progress_file import ProgressFileWriter
 
 from bigbatch.cluster.job.restart import saved_work
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import make_bridge, record
 
@@ -37,8 +35,9 @@ def test_a_study_in_a_database_is_counted_in_the_file_that_its_driver_writes(end
     first.suggest("a")
     first.observe("a", {"records": [{**record(1, 0.5), "train_s": 30.0, "val_s": 2.0}]})
     first.put_back("a")
+    store.refresh(force=True)
     before = saved_work(store.folder)
-    again = make_bridge(store, observers=[ProgressFileWriter(store.folder, trial_views(store.study.trials))])
+    again = make_bridge(store)
     again.suggest("b")
     if ending == "an epoch":
         again.observe("b", {"records": [{**record(2, 0.6), "train_s": 40.0, "val_s": 2.5}]})
@@ -46,6 +45,7 @@ def test_a_study_in_a_database_is_counted_in_the_file_that_its_driver_writes(end
         again.observe("b", {"records": [], "failure": "CheckpointError: damaged", "failure_kind": "checkpoint"})
     else:
         again.put_back("b")
+    store.refresh(force=True)
     assert (saved_work(store.folder)[:2] > before[:2]) is (ending != "put back")
     store.close()
 

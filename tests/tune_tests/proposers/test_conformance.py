@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import optuna
 import pytest
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -235,22 +234,3 @@ def test_only_parameters_of_a_trial_without_a_configuration_are_dropped(tmp_path
     repair_journal(path)
     assert len(lines_of(path)) == before and lines_of(path)[-1]["op_code"] == 4
     store.close()
-
-
-def test_a_database_forgets_half_drawn_parameters_too(tmp_path):
-    url = f"sqlite:///{tmp_path / 'd.db'}"
-    store = StudyStore.create(tmp_path / "s", "s", {"num_classes": 10}, url)
-    store.study.enqueue_trial({"x": 0.5})
-    trials = [store.study.ask() for _ in range(2)]
-    for trial in trials:
-        trial.suggest_float("x", 0, 1)
-        store.study._storage.set_trial_system_attr(trial._trial_id, "noted by the sampler", 1)
-    trials[1].set_user_attr("config", {"epochs": 1})
-    store.close()
-    again = StudyStore.open(tmp_path / "s", url)
-    again.recover()
-    half, whole = optuna.load_study(study_name="s", storage=url).trials
-    assert (whole.state, half.state) == (TrialState.WAITING, TrialState.WAITING)
-    assert whole.params.keys() == {"x"} and "noted by the sampler" in whole.system_attrs
-    assert not half.params and half.system_attrs == {"fixed_params": {"x": 0.5}}
-    again.close()

@@ -1,10 +1,10 @@
 """What trials cost, what a budget or an allocation still admits, and how long an end waits."""
 
 import pytest
-from bigbatch.cluster.job.grant import TimeLeft
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
+from bigbatch.cluster.job.watch import TimeLeft
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.budget.budget import NO_ROOM_IN_BUDGET, Budget, Limits
