@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import time
@@ -232,3 +233,20 @@ def dashboard_refuses_strangers_and_answers(url: str, token: str) -> bool:
     assert refused.value.code in (401, 403)
     allowed = urllib.request.Request(request, headers={"Authorization": f"Bearer {token}"})
     return urllib.request.urlopen(allowed, timeout=120).status == 200
+
+
+@pytest.mark.exhaustive
+def test_a_search_at_the_end_of_its_allocation_starts_nothing_and_says_to_come_again(tiny, tmp_path):
+    arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 1)
+    first = Search(*arguments, cwd=tmp_path)
+    assert first.end() == 0, first.stderr()
+    late = Search("--resume", "--study", "s", "--trials", 3, cwd=tmp_path, BIGBATCH_DEADLINE=str(time.time() + 0.5))
+    assert late.end() == 75, late.stderr()
+    assert any("the allocation ends before" in line for line in late.lines)
+    assert len(load(tmp_path / "runs" / "s").trials) == 2
+    # An epoch longer than any allocation holds nothing back: trials would wait for ever.
+    journal = tmp_path / "runs" / "s" / "optuna.journal"
+    journal.write_text(re.sub(r'("train_s": ?)[\d.e-]+', r"\g<1>1e6", journal.read_text()))
+    again = Search("--resume", "--study", "s", cwd=tmp_path, BIGBATCH_DEADLINE=str(time.time() + 3600))
+    assert again.end() == 0, again.stderr()
+    assert len(load(tmp_path / "runs" / "s").trials) == 3

@@ -39,6 +39,7 @@ from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
 from bigbatch.tune.storage.summary import (
     DEFAULT_RUNS,
     DONE,
+    FAILED,
     RUNNING,
     UNREADABLE,
     StudySummary,
@@ -127,7 +128,10 @@ def _running_words(found: StudySummary) -> str:
 def _trials(found: StudySummary, most: int | None) -> str:
     """The table of the trials, with their most important settings, or the parameters of a user's own space."""
     trials, best = found.study.begun, _best_trial(found)
-    shown = trials if most is None else trials[-most:]
+    shown = trials
+    if most is not None:
+        latest = {trial.number for trial in trials[-most:]} | ({best.number} if best else set())
+        shown = [trial for trial in trials if trial.number in latest or trial.state == State.RUNNING]
     if not shown:
         return ""
     settings = [_settings(found, trial) for trial in shown]
@@ -149,7 +153,7 @@ def _trials(found: StudySummary, most: int | None) -> str:
             )
         )
     left = len(trials) - len(shown)
-    note = f"\n{left} earlier trials; --all prints them." if left else ""
+    note = f"\n{amount(left, 'earlier trial')}; --all prints all." if left else ""
     return aligned(rows, right=(1, *range(len(head) - 3, len(head)))) + note
 
 
@@ -213,18 +217,24 @@ def _front(found: StudySummary) -> str:
         return f"On the Pareto front: trial {numbers} ({found.folder / PARETO_FILE})"
     replaced = replaced_trials(found.study.begun)
     begun = [t for t in search_trials(found.study.begun) if t.config and t.number not in replaced]
-    ends = [INFEASIBLE if t.user_attrs.get("infeasible") else t.state.name for t in begun]
+    ends = [_end_of(found, t) for t in begun]
     if found.state == RUNNING or found.answer or not ends or "COMPLETE" in ends:
         return ""
     why = no_result_in_words([(end, t.because) for end, t in zip(ends, begun, strict=True)], several=several)
     return f"{why[0].upper()}{why[1:]}"
 
 
+def _end_of(found: StudySummary, trial: Run) -> str:
+    if trial.user_attrs.get("infeasible"):
+        return INFEASIBLE
+    return "WAITING" if trial.state == State.RUNNING and found.state != RUNNING else trial.state.name
+
+
 def _best_trial(found: StudySummary) -> Run | None:
     """The trial of best.json that somebody may train: the answer's; None where there is no usable answer."""
     values = found.answer
     answer = json_values.mapping(values, "answer").get("trial")
-    other = None if values.get(USABLE) is False else found.study.best
+    other = None if values.get(USABLE) is False or answer is not None else found.study.best
     return next((trial for trial in found.study.trials if trial.number == answer), other)
 
 
@@ -239,7 +249,7 @@ def _best(found: StudySummary) -> str:
 
 def _commands(found: StudySummary) -> str:
     lines, failed = [], failed_trials(found.study.trials)
-    if found.state not in (RUNNING, DONE):
+    if found.state not in (RUNNING, DONE) and not (found.state == FAILED and failed):
         lines += ["Continue it:", f"  {resume_words(found)}"]
     if found.state != RUNNING and failed:
         command = f"{resume_words(found)} --retry-failed"

@@ -160,6 +160,7 @@ class LiveTable:
         self._said: tuple[Text, float] | None = None
         # This line is always there and short: a terminal prints ^C after it, and that must not start a new line.
         self._last_line = Text("Ctrl-C saves and stops", style="dim")
+        self._console = console
         self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=FRAMES_PER_S, transient=False)
 
     def __enter__(self) -> LiveTable:
@@ -200,27 +201,38 @@ class LiveTable:
                 line = best_by_value(self._progress.trials.values(), frontier)
                 lines.insert(0, Text(line, style="dim") if frontier.searched else None)
             return Group(
-                trial_table(self._progress), summary_line(self._progress), *filter(None, lines), self._last_line
+                trial_table(self._progress, self._console.width),
+                summary_line(self._progress),
+                *filter(None, lines),
+                self._last_line,
             )
 
 
-def trial_table(progress: SearchProgress) -> Table:
-    """The trials as a table. A terminal that is too narrow cuts its columns."""
+def trial_table(progress: SearchProgress, width: int) -> Table:
+    """The trials as a table. Settings for which a terminal of ``width`` is too narrow are left out."""
     shown = [(trial, _in_table(progress.settings(trial))) for trial in _shown(progress)]
     short, columns = progress.shown.metric.short, columns_of([settings for _, settings in shown])
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("trial", "state", *columns, "epoch", short, "time"):
+    states = [trial.phase if trial.state == "RUNNING" else state_word(trial) for trial, _ in shown]
+    facts = {
+        "trial": [str(trial.number) for trial, _ in shown],
+        "state": states,
+        "epoch": [epochs_done(trial) for trial, _ in shown],
+        short: [trial.worth for trial, _ in shown],
+        "time": [duration(progress.elapsed_of(trial)) for trial, _ in shown],
+    }
+    facts |= {name: [values.get(name, "") for _, values in shown] for name in columns}
+    widths = {name: 2 + max(map(len, (name, *cells))) for name, cells in facts.items()}
+    while columns and sum(widths[name] for name in ("trial", "state", *columns, "epoch", short, "time")) - 2 > width:
+        columns = columns[:-1]
+    names = ("trial", "state", *columns, "epoch", short, "time")
+    for name in names:
         right = name in ("trial", "batch", "lr", "warmup", "epoch", short, "time")
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     best = progress.best
-    for trial, values in shown:
+    for row, (trial, _) in enumerate(shown):
         table.add_row(
-            str(trial.number),
-            Text(trial.phase if trial.state == "RUNNING" else state_word(trial), STATE_STYLES[trial.state]),
-            *(values.get(name, "") for name in columns),
-            epochs_done(trial),
-            trial.worth,
-            duration(progress.elapsed_of(trial)),
+            *(Text(facts[name][row], STATE_STYLES[trial.state] if name == "state" else "") for name in names),
             style="bold" if best is not None and trial.number == best.number else "",
         )
     return table

@@ -202,7 +202,7 @@ def _check_overrides(before: Mapping[str, object], now: Mapping[str, object]) ->
 
 def _difference(key: str, before: object, value: object) -> tuple[str, str]:
     if key == "space_fingerprint":
-        return f"the space's file has changed; got {value!r}", "Restore it"
+        return "the space's file has changed", "Restore it, or accept it with --accept-changed-code"
     if key in CHANGED:
         return CHANGED[key], "Restore the data"
     if key in OF_THE_DATA:

@@ -54,8 +54,10 @@ def frontier(study: RecordedStudy) -> ReportFigure:
     x = values if is_numeric else [plotly_text(value) for value in values]
     shown = [one.reported.value for _, one in best]
     chosen = [one.objective for _, one in best]
-    above = [(one.reported.high or one.reported.value) - one.reported.value for _, one in best]
-    below = [one.reported.value - (one.reported.low or one.reported.value) for _, one in best]
+    highs = [one.reported.high or one.reported.value for _, one in best]
+    lows = [one.reported.low or one.reported.value for _, one in best]
+    above = [high - value for high, value in zip(highs, shown, strict=True)]
+    below = [value - low for low, value in zip(lows, shown, strict=True)]
     dots = fewer_trials(study, study.best_first)
     at = [value_of_trial(run, facts) for run in dots]
     data: list[Values] = [
@@ -95,7 +97,7 @@ def frontier(study: RecordedStudy) -> ReportFigure:
         if is_numeric
         else {"title": {"text": plotly_text(facts.name)}}
     )
-    axes = layout(xaxis=axis, yaxis=value_axis(objective, [*shown, *chosen, *(run.value for run in dots)]))
+    axes = layout(xaxis=axis, yaxis=value_axis(objective, [*lows, *highs, *chosen, *(run.value for run in dots)]))
     return ReportFigure("frontier", f"The frontier: how good each {facts.word} gets", caption, data, axes)
 
 

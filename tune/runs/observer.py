@@ -138,7 +138,7 @@ def tell(observers: list[Observer], event: str, *arguments: object) -> None:
         try:
             getattr(observer, event, _ignore)(*arguments)
         except Exception as error:
-            # The search itself meets a full disk, and waits for room or ends.
+            # The search itself meets a full disk, and ends.
             if full_errno(error) is not None:
                 continue
             observers.remove(observer)

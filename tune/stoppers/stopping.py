@@ -47,7 +47,7 @@ class PrunerStopping:
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """STOP if the pruner says so and the trial may be judged yet.
 
-        A trial that may not be judged yet is only noted with ``SPARED_ATTR``, for TPE (see judgement.py). What the
+        A trial that may not be judged yet is only noted with ``SPARED_ATTR``, for TPE (see shown_trials.py). What the
         pruner notes is written after STOPPED_ATTR: a pruner that finds its own note of this epoch lets the trial go on.
         """
         if trial.user_attrs.get(STOPPED_ATTR) == epoch:  # a driver was killed before it told that

@@ -101,8 +101,8 @@ class Drivers:
         self._idle_since = None
         # Before the owner is set: until then the trial says whose checkpoint it has.
         before = self._study.get_trials(deepcopy=False) if self.with_others else []
+        self._storage.record_heartbeat(trial._trial_id)  # first: a trial that has none is never called left
         trial.set_user_attr(OWNER_ATTR, self.owner)
-        self._storage.record_heartbeat(trial._trial_id)
         if before:
             self.bring_checkpoint(before, trial.number, goal)
 

@@ -63,7 +63,6 @@ class StudySummary:
     """Names of the ledger's files that cannot be read; their hours are in no sum."""
     problem: str = ""
     """What is wrong with the journal, in a sentence."""
-    """Of the drivers in this folder."""
     changed_at: float = 0.0
     """Seconds since the epoch; 0: not known."""
 
@@ -203,6 +202,7 @@ def _job_of(summary: StudySummary) -> str:
 
 
 def _read_trials(summary: StudySummary, details: bool) -> None:
+    tabled = _numbers_in_table(summary.folder) if details else []  # before the journal, which may grow meanwhile
     try:
         stored = read_journal(summary.folder, summary.name, Run, EVERYTHING if details else FACTS)
     except (OSError, AttributeError, TypeError) as error:  # foreign values where ours should be
@@ -213,6 +213,8 @@ def _read_trials(summary: StudySummary, details: bool) -> None:
         summary.study = Runs(stored.trials, stored.maximize)
         if stored.cut_at is not None:
             summary.problem = f"The journal is damaged at line {stored.cut_at}; only what comes before can be read."
+        elif lost := sum(number >= len(stored.trials) for number in tabled):
+            summary.problem = f"The journal lacks {lost} trials that {TRIALS_TABLE} has: it was cut short."
     elif details or not noted:
         summary.study = Runs(trials_of_tables(summary.folder))
         if (summary.folder / JOURNAL_NAME).exists() and not summary.problem and summary.study.trials:
@@ -222,6 +224,16 @@ def _read_trials(summary: StudySummary, details: bool) -> None:
     elif noted:
         summary.ended = sum(json_values.whole_number(noted, key) for key in ("complete", "pruned", "failed"))
         summary.best = json_values.number_or_none(noted, "best")
+
+
+def _numbers_in_table(folder: Path) -> list[int]:
+    try:
+        import pyarrow.parquet as pq
+
+        numbers: list[int] = pq.read_table(folder / TRIALS_TABLE, columns=["trial"])["trial"].to_pylist()
+        return numbers
+    except Exception:  # not there yet, or damaged: the journal says it all
+        return []
 
 
 def trials_of_tables(folder: Path) -> list[Run]:

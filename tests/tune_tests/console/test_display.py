@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from bigbatch.search_spaces.trial import StandInTrial
-from bigbatch.train_loop.config import OptimizerConfig, TrainConfig
+from bigbatch.train_loop.config import BatchConfig, OptimizerConfig, TrainConfig
 from bigbatch.tune.budget.ledger import DeviceSeconds
 from bigbatch.tune.console.display import (
     LiveTable,
@@ -101,7 +101,7 @@ def test_own_parameters_are_shown_in_table_and_findings(tmp_path):
         records = [{"epoch": 12, "val_top1": value, "train_loss": 1.0, "learning_rate": 0.5}]
         trials.append(TrialView(number, params, config, "COMPLETE", records))
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(trial_table(SearchProgress(2, 1, {0: trials[0]}, True)))
+    console.print(trial_table(SearchProgress(2, 1, {0: trials[0]}, True), 200))
     table = console.export_text().splitlines()
     assert table[0].split() == [
         *("trial", "state", "optimizer", "batch", "lr", "warmup", "momentum", "wd"),
@@ -193,7 +193,7 @@ def told(tmp_path: Path, objective: str) -> str:
     print_plan(plan, console)
     print_findings(plan, trials, 1.0, DeviceSeconds(), console)
     progress = SearchProgress(4, 1, {t.number: t for t in trials}, objectives=plan.objectives)
-    console.print(trial_table(progress))
+    console.print(trial_table(progress, 160))
     lines = io.StringIO()
     PlainLines(progress, lines).trial_ended(trials[0])
     return out.getvalue() + lines.getvalue()
@@ -252,3 +252,17 @@ def test_a_search_without_a_feasible_trial_says_so_in_words_of_its_own(tmp_path,
     words = f"{what}: no trial ran to its end (2 failed)."
     assert why_nothing(plan, trials) == (words if options else ""), "with one objective, the logs say why"
     assert why_nothing(plan, []) == (f"{what}: no trial ran to its end." if options else "")
+
+
+def test_a_narrow_terminal_shows_fewer_settings_and_whole_numbers():
+    optimizer = OptimizerConfig(name="adamw", peak_lr=0.000123, weight_decay=1.5e-5)
+    config = TrainConfig(epochs=100, label_smoothing=0.12, batch=BatchConfig(32768), optimizer=optimizer)
+    for width in (60, 80, 100, 130):
+        trial = TrialView(1234, {}, config, "WAITING", [{"epoch": 100, "val_top1": 1.0}], None, time.time() - 36000)
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(trial_table(SearchProgress(1, 1, {1234: trial}), width))
+        text = console.export_text()
+        assert "…" not in text and max(map(len, text.splitlines())) <= width
+        for word in ("1234", "interrupted", "adamw", "100/100", "100.0 %", "10:00:00"):
+            assert word in text, (width, word)
+    assert "0.999" in text and "1.5e-05" in text, "130 columns show all"

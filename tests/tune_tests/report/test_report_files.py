@@ -213,3 +213,17 @@ def test_a_report_never_replaces_another_file(study: Path, capsys: pytest.Captur
         assert "-o replaces only an HTML page" in capsys.readouterr().err and (study / name).read_bytes() == before
     for _ in range(2):  # an earlier report is replaced
         assert main(["report", str(study), "-o", str(study / "other.html")]) == 0
+
+
+def test_a_journal_that_was_cut_short_is_said(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with_tables(study)
+    total = len(open_recorded(study).trials)
+    assert open_recorded(study).problems == ()
+    journal = study / "optuna.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    begun = [number for number, line in enumerate(lines) if b'"op_code":4' in line.replace(b" ", b"")]
+    journal.write_bytes(b"".join(lines[: begun[-3]]))  # a disk that filled up and kept whole lines alone
+    (said,) = open_recorded(study).problems
+    assert said == "The journal lacks 3 trials that trials.parquet has: it was cut short."
+    assert len(open_recorded(study).trials) == total - 3
+    assert said in words_of(report_of(study, capsys))

@@ -174,6 +174,33 @@ def test_who_was_away_takes_nobody_for_dead(two, clock):
     assert isinstance(task, dict) and number_of(task) == 1 and b.study.trials[0].state == TrialState.RUNNING
 
 
+def test_who_was_away_takes_nobody_for_dead_before_its_own_next_sign_of_life_either(two, clock):
+    a, b = two
+    first, second = make_bridge(a, trials=3), make_bridge(b, trials=3)
+    first.suggest("1")
+    clock(15, a, b)
+    age_heartbeats(b, 300)
+    clock(300)
+    second.recover()  # the driver's thread may be faster than the one that beats
+    assert b.study.trials[0].state == TrialState.RUNNING
+
+
+def test_a_driver_that_is_killed_as_it_begins_a_trial_leaves_one_that_others_find(two, clock, monkeypatch):
+    a, b = two
+    first, second = make_bridge(a, trials=3), make_bridge(b, trials=3)
+
+    def killed(trial_id: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(a.drivers._storage, "record_heartbeat", killed)
+    with pytest.raises(KeyboardInterrupt):
+        first.suggest("1")
+    vanish(a)
+    clock(200, b)
+    second.recover()
+    assert b.study.trials[0].state == TrialState.WAITING
+
+
 def test_a_restarted_driver_has_its_own_trials_back_at_once(two, url, tmp_path):
     a, b = two
     first, second = make_bridge(a, trials=4), make_bridge(b, trials=4)

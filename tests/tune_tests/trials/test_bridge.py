@@ -112,3 +112,16 @@ def test_an_observer_that_fails_is_left_behind_and_the_search_goes_on(store, cap
     assert store.study.trials[0].state == TrialState.COMPLETE and len(watcher.events) == EPOCHS + 2
     warnings = capsys.readouterr().err.strip().splitlines()
     assert len(warnings) == 1 and "without Faulty" in warnings[0] and "no route" in warnings[0]
+
+
+def test_tables_that_cannot_be_written_end_no_search(store, monkeypatch, capsys):
+    def full(**options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "refresh", full)
+    bridge = make_bridge(store, concurrency=1)
+    for name in "ab":
+        bridge.suggest(name)
+        run_out(bridge, name, [0.1] * EPOCHS)
+    assert [t.state for t in store.study.trials] == [TrialState.COMPLETE] * 2
+    assert capsys.readouterr().err.count("No space left") == 1
