@@ -142,7 +142,7 @@ def test_it_joins_a_running_cluster_and_leaves_it_running_and_two_objectives_end
         chosen = ("--objectives", "val_loss:min,gpu_hours:min", "--baseline", "val_loss=1e9")
         joined = Search(*(a if a != "s" else "t" for a in arguments), *chosen, cwd=tmp_path, **variables)
         assert joined.end() == 0, joined.stderr()
-        said = [line for line in joined.stderr().splitlines() if "$ONLY_OF_THE_DRIVER is not set here" in line]
+        said = [line for line in joined.stderr().splitlines() if "Set the variable there" in line]
         assert len(said) == 1 and re.match(r"warning: trial \d: on \S+: --stage must be", said[0]), joined.stderr()
         check_front(tmp_path / "runs" / "t", "".join(joined.lines))
         assert cluster.poll() is None

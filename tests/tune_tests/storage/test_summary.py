@@ -156,7 +156,7 @@ def test_a_study_is_shown_while_it_runs_with_what_was_used(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert show_main(["one"]) == 0
     out = capsys.readouterr().out
-    assert "running (process" in out and "1.00 worker hours" in out and "4 earlier trials; --all prints all" in out
+    assert "running (process" in out and "1.00 worker hours" in out and "3 earlier trials; --all prints all" in out
     best = store.study.best_trial
     assert f"The best is trial {best.number}: validation top-1 {100 * best.value:.1f} %" in out
     assert "bigbatch train --config runs/one/best.json --set epochs=30" in out and "--resume" not in out
