@@ -38,17 +38,6 @@ def check_head_limits() -> None:
         raise InputError(str(error)) from None
 
 
-def check_workers_fit_allocation(chosen: options.JobOptions, allocation: Allocation) -> None:
-    """Raise InputError if a trial needs more than the allocation has: it would wait for ever."""
-    wanted = options.workers(chosen)
-    available, kind = (allocation.gpus, "GPUs") if allocation.gpus else (allocation.cpus, "CPUs")
-    if wanted and available and wanted > available:
-        raise InputError(
-            f"--workers must be at most the allocation's {available} {kind}; got {wanted}. "
-            f"Write --workers {available}, or ask Slurm for more."
-        )
-
-
 def check_time(chosen: options.JobOptions, allocation: Allocation) -> None:
     """Raise InputError if trials would have to save as soon as they begin."""
     left = allocation.end_time - time.time() if allocation.end_time else None

@@ -111,7 +111,8 @@ class Job:
             raise InputError(str(error)) from None
         checks.check_commands()
         checks.check_head_limits()
-        checks.check_workers_fit_allocation(self._options, allocation)
+        most, kind = (allocation.gpus, "GPUs") if allocation.gpus else (allocation.cpus, "CPUs")
+        options.check_workers(self._options, most, kind, lambda _: "ask Slurm for more")
         checks.check_time(self._options, allocation)
         # Ask now: later the controller may be too busy.
         kill_wait_s = slurm_commands.configured_s("KillWait", KILL_WAIT_S, timeout_s=5)

@@ -220,7 +220,7 @@ def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[
         # A requeued job would else begin its log anew at most sites (JobFileAppend), without the reason of its requeue.
         "--open-mode=append",
         f"--output={log}",
-        *needs.options,
+        *(needs.partition.options if needs.partition else ()),
         *(option for option in request.options if option not in [f"--gres={other}" for other in others]),
     ]
 
