@@ -19,6 +19,7 @@ from bigbatch.base.command_line import (
 )
 from bigbatch.base.streams import reader_may_leave
 from bigbatch.base.waits import MARGIN_S
+from bigbatch.cluster.doctor.command import doctor_main
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.profiles import InputError, find_site
 from bigbatch.cluster.record import job_record
@@ -163,18 +164,12 @@ def _tunnel(argv: Sequence[str]) -> int:
     return DONE
 
 
-def _doctor(argv: Sequence[str]) -> int:
-    from bigbatch.cluster.doctor.command import doctor_main
-
-    return doctor_main(argv)
-
-
 COMMANDS: Commands = {
     "submit": (_submit, "submit a search, or any command, in a Ray cluster"),
     "queue": (_queue, "list your jobs and the progress of their studies"),
     "logs": (_logs, "print a job's log"),
     "cancel": (_cancel, "cancel jobs"),
-    "doctor": (_doctor, "check this machine, or the nodes of this allocation"),
+    "doctor": (doctor_main, "check this machine, or the nodes of this allocation"),
     "tunnel": (_tunnel, "explain how to open a job's dashboard"),
 }
 

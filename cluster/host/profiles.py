@@ -117,12 +117,10 @@ def parse_time(text: str) -> int:
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
     if not found:
         raise InputError(f"a time must be D-HH:MM:SS or shorter; got {text!r}. Write e.g. 20:00:00 or 20h.")
-    days, first, second, third = (int(part) if part else 0 for part in found.groups())
-    if found[1] is not None:
-        return days * 86400 + first * 3600 + second * 60 + third
-    if found[4] is not None:
-        return first * 3600 + second * 60 + third
-    return first * 60 + second
+    days, *clock = (int(part or 0) for part in found.groups())
+    if found[1] is None and found[4] is None:  # minutes, seconds
+        clock = [0, *clock[:2]]
+    return days * 86400 + clock[0] * 3600 + clock[1] * 60 + clock[2]
 
 
 def format_time(seconds: int) -> str:

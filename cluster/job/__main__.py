@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bigbatch.base.command_line import WRONG_INPUT
 from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import options
-from bigbatch.cluster.job.checks import WRONG_INPUT
 from bigbatch.cluster.job.state_machine import Job
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bigbatch.base import mounts, processes
+from bigbatch.base import mounts
 from bigbatch.base.private_folder import base_folders
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.lease import FILE, Lease, StudyHeld
@@ -17,7 +17,6 @@ from bigbatch.cluster.job.allocated_nodes import Allocation
 from bigbatch.cluster.record import job_record
 
 SHORTEST_RUN_S = 60.0
-WRONG_INPUT = 2
 
 
 def check_commands() -> None:
@@ -28,14 +27,6 @@ def check_commands() -> None:
                 f"{name} starts or ends nodes, and is not on PATH of {os.uname().nodename}. "
                 "Set BIGBATCH_PRELUDE to a shell file that loads Slurm's commands."
             )
-
-
-def check_head_limits() -> None:
-    """Raise InputError if the user's limits of open files, processes and threads are too low for Ray's head."""
-    try:
-        processes.check_limits(processes.HEAD_THREADS)
-    except OSError as error:
-        raise InputError(str(error)) from None
 
 
 def check_time(chosen: options.JobOptions, allocation: Allocation) -> None:
