@@ -14,12 +14,12 @@ from bigbatch.base.command_line import (
     WRONG_INPUT,
     Commands,
     OneLineParser,
-    make_parser,
     no_such_option,
     run_command,
 )
 from bigbatch.base.streams import reader_may_leave
 from bigbatch.base.waits import MARGIN_S
+from bigbatch.cluster.doctor.command import doctor_main
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.profiles import InputError, find_site
 from bigbatch.cluster.record import job_record
@@ -43,18 +43,20 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
     add("--cpus-per-gpu", type=int, metavar="N", help="cores for each GPU (default: the site's rule)")
     add("--cpus-per-node", type=int, metavar="N", help="cores of each node, not counted by GPU")
     add("--mem", metavar="SIZE", help="memory of each node, e.g. 120G (default: Slurm's)")
-    add("--gres", metavar="gpu:TYPE", help="Slurm's name of the GPUs, e.g. gpu:a100; gpu:a100:2 asks for two per node")
+    add("--gres", metavar="gpu:TYPE", help="Slurm's name of the GPUs, e.g. gpu:a100")
     add("--name", default="bigbatch", help="the job's name in the queue (default bigbatch)")
     add("--container", metavar="IMAGE.sif", help="run the nodes' Python in this Apptainer image")
     add("--python", metavar="PATH", help="the interpreter that has Ray (default: the active environment's)")
     add("--prelude", metavar="FILE.sh", help="a shell file that every node reads first")
-    add("--signal", type=int, default=MARGIN_S, metavar="S", help=f"warn the job S seconds before its end ({MARGIN_S})")
+    signal_help = f"warn the job S seconds before its end ({MARGIN_S})"
+    add("--signal", dest="signal_s", type=int, default=MARGIN_S, metavar="S", help=signal_help)
     add("--chain", action="store_true", help="continue in a new job, not by requeueing this one")
     add("--keep-logs", action="store_true", help="keep Ray's logs even if the run goes well")
     add("--max-restarts", type=int, metavar="K", help="give up after K restarts without an epoch or a checkpoint (3)")
     add("--start-timeout", type=int, metavar="S", help="wait S seconds for the nodes to register (300)")
     add(
         "--sbatch",
+        dest="options",
         action="append",
         default=[],
         metavar="OPTION",
@@ -66,30 +68,19 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
 
 def _request(args: argparse.Namespace, arguments: Sequence[str]) -> Request:
     flags = {"--chain": args.chain, "--keep-logs": args.keep_logs}
-    numbers = {
-        "--max-restarts": args.max_restarts,
-        "--start-timeout": args.start_timeout,
-    }
-    plain = ("nodes", "time", "partition", "account", "qos", "gpus_per_node", "cpus_per_gpu", "cpus_per_node", "mem")
-    return Request(
-        arguments=tuple(arguments),
-        gres=args.gres,
-        name=args.name,
-        container=args.container,
-        python=args.python,
-        prelude=args.prelude,
-        signal_s=args.signal,
-        job_options=(
-            *(flag for flag, on in flags.items() if on),
-            *(f"{name}={value}" for name, value in numbers.items() if value is not None),
-        ),
-        options=tuple(args.sbatch),
-        **{name: getattr(args, name) for name in plain},
-    )
+    numbers = {"--max-restarts": args.max_restarts, "--start-timeout": args.start_timeout}
+    of_the_job = [flag for flag, on in flags.items() if on]
+    of_the_job += [f"{name}={value}" for name, value in numbers.items() if value is not None]
+    values = {name: value for name, value in vars(args).items() if name in Request.__dataclass_fields__}
+    values["options"] = tuple(args.options)
+    return Request(arguments=tuple(arguments), job_options=tuple(of_the_job), **values)
 
 
 def _submit(argv: Sequence[str], search_parser: SearchParser | None = None) -> int:
-    p = make_parser("submit", "Submit a search, or the command after --. Other options than these go to tune/run.py.")
+    p = OneLineParser(
+        prog="bigbatch cluster submit",
+        description="Submit a search, or the command after --. Other options than these go to tune/run.py.",
+    )
     p.usage = "bigbatch cluster submit [options] [options of bigbatch tune | -- COMMAND …]"
     _add_resources(p)
     p.add_argument("--no-check", action="store_true", help="submit a search without checking it on this machine")
@@ -100,7 +91,14 @@ def _submit(argv: Sequence[str], search_parser: SearchParser | None = None) -> i
             p.error(f"unrecognized arguments: {of_the_search[0]}")
     else:
         _check_search(p, of_the_search, search_parser)
-    return _send(args, _request(args, command or of_the_search), check=not args.no_check)
+    site, request = find_site(args.site), _request(args, command or of_the_search)
+    answer = batch_script.submit_request(request, site, dry_run=args.dry_run, check=not args.no_check)
+    if args.dry_run or args.quiet:
+        print(answer, end="" if args.dry_run else "\n")
+        return DONE
+    print(f"Job {answer} is submitted ({site.name}).")
+    print(f"    bigbatch cluster queue\n    bigbatch cluster logs {answer} -f")
+    return DONE
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -121,25 +119,11 @@ def _check_search(p: OneLineParser, arguments: Sequence[str], search_parser: Sea
     tune.parse_args(arguments)
 
 
-def _send(args: argparse.Namespace, request: Request, check: bool = False) -> int:
-    site = find_site(args.site)
-    answer = batch_script.submit_request(request, site, dry_run=args.dry_run, check=check)
-    if args.dry_run:
-        print(answer, end="")
-        return DONE
-    if args.quiet:
-        print(answer)
-        return DONE
-    print(f"Job {answer} is submitted ({site.name}).")
-    print(f"    bigbatch cluster queue\n    bigbatch cluster logs {answer} -f")
-    return DONE
-
-
 # Existing jobs
 
 
 def _queue(argv: Sequence[str]) -> int:
-    p = make_parser("queue", "List your jobs and the progress of their studies.")
+    p = OneLineParser(prog="bigbatch cluster queue", description="List your jobs and the progress of their studies.")
     p.add_argument("-a", "--all", action="store_true", help="also list jobs that have ended")
     found = queue.queue(ended=p.parse_args(argv).all)
     print(queue.jobs_table(found) if found else "No jobs.")
@@ -147,7 +131,7 @@ def _queue(argv: Sequence[str]) -> int:
 
 
 def _logs(argv: Sequence[str]) -> int:
-    p = make_parser("logs", "Print a job's log. With -f, follow it with tail -F.")
+    p = OneLineParser(prog="bigbatch cluster logs", description="Print a job's log. With -f, follow it with tail -F.")
     p.add_argument("job", metavar="JOBID")
     p.add_argument("-f", "--follow", action="store_true", help="follow until Ctrl-C")
     p.add_argument("--node", metavar="NAME", help="only the log of this node")
@@ -161,7 +145,7 @@ def _logs(argv: Sequence[str]) -> int:
 
 
 def _cancel(argv: Sequence[str]) -> int:
-    p = make_parser("cancel", "Cancel jobs. Their studies can be resumed.")
+    p = OneLineParser(prog="bigbatch cluster cancel", description="Cancel jobs. Their studies can be resumed.")
     p.add_argument("job", metavar="JOBID", nargs="+")
     for job_id in p.parse_args(argv).job:
         print(f"Cancelled: {', '.join(queue.cancel(job_id))}")
@@ -169,7 +153,9 @@ def _cancel(argv: Sequence[str]) -> int:
 
 
 def _tunnel(argv: Sequence[str]) -> int:
-    p = make_parser("tunnel", "Explain how to open a job's dashboard from your own machine.")
+    p = OneLineParser(
+        prog="bigbatch cluster tunnel", description="Explain how to open a job's dashboard from your own machine."
+    )
     p.add_argument("job", metavar="JOBID")
     p.add_argument("--site", metavar="NAME|FILE.toml")
     p.add_argument("--port", type=int, default=8265, metavar="PORT", help="port on your own machine (default 8265)")
@@ -178,18 +164,12 @@ def _tunnel(argv: Sequence[str]) -> int:
     return DONE
 
 
-def _doctor(argv: Sequence[str]) -> int:
-    from bigbatch.cluster.doctor.command import doctor_main
-
-    return doctor_main(argv)
-
-
 COMMANDS: Commands = {
     "submit": (_submit, "submit a search, or any command, in a Ray cluster"),
     "queue": (_queue, "list your jobs and the progress of their studies"),
     "logs": (_logs, "print a job's log"),
     "cancel": (_cancel, "cancel jobs"),
-    "doctor": (_doctor, "check this machine, or the nodes of this allocation"),
+    "doctor": (doctor_main, "check this machine, or the nodes of this allocation"),
     "tunnel": (_tunnel, "explain how to open a job's dashboard"),
 }
 
@@ -200,14 +180,12 @@ def cluster_main(argv: Sequence[str] | None = None, search_parser: SearchParser 
     Args:
         search_parser: makes the parser with which ``submit`` checks a search's options. None: the job checks them.
     """
-    with reader_may_leave(ends=True):  # nobody reads `logs -f | head` any more
-        return _guarded(sys.argv[1:] if argv is None else argv, search_parser)
-
-
-def _guarded(argv: Sequence[str], search_parser: SearchParser | None) -> int:
     submit = (lambda words: _submit(words, search_parser), COMMANDS["submit"][1])
     try:
-        return run_command("bigbatch cluster", {**COMMANDS, "submit": submit}, argv)
+        with reader_may_leave(ends=True):  # nobody reads `logs -f | head` any more
+            return run_command(
+                "bigbatch cluster", {**COMMANDS, "submit": submit}, sys.argv[1:] if argv is None else argv
+            )
     except (InputError, slurm_commands.SlurmError) as error:
         print(f"bigbatch cluster: error: {error}", file=sys.stderr)
         return WRONG_INPUT

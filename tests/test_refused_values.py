@@ -103,5 +103,5 @@ def test_a_submission_from_python_refuses_empty_wishes(wishes):
 @pytest.mark.parametrize("words", [["--study", ""], ["--output="], ["--space", "smoke", " "], ["--", ""]])
 def test_a_job_refuses_them_before_it_takes_a_study(words):
     """As ``sbatch cluster/ray_head_workers.slurm --study "$UNSET"`` would have taken the lease of all of ``runs``."""
-    with pytest.raises(options.UsageError, match="must not be empty"):
+    with pytest.raises(InputError, match="must not be empty"):
         options.parse_job_options(words)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigbatch.base.command_line import make_parser
+from bigbatch.base.command_line import OneLineParser
 from bigbatch.base.root import IMPORT_ROOT
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.profiles import GENERIC, Site, find_site
@@ -30,7 +31,6 @@ STEP_S = 180.0
 ADVICE = {
     "python": "Use one interpreter with ray, torch and optuna on a shared folder: --python /path/to/bin/python.",
     "packages": "Use one environment on a shared folder.",
-    "code": "Run from one checkout on a shared folder.",
     "GPUs": "Check CUDA_VISIBLE_DEVICES and nvidia-smi there, and that torch fits the driver; submit with "
     "--sbatch=--exclude=NODE and tell the site.",
     "temp folder": "Write node_tmp under [storage] in the site's profile, or set BIGBATCH_NODE_TMP: a short path on "
@@ -40,7 +40,7 @@ ADVICE = {
     "tells more.",
 }
 """What each node is asked (``probe``), and what to do where its answer is a fault."""
-ALIKE = ("python", "packages", "code")
+ALIKE = ("python", "packages")
 """What must be the same on all nodes."""
 
 
@@ -56,7 +56,9 @@ class Finding:
 
 def doctor_main(argv: Sequence[str]) -> int:
     """Print every finding. Returns 1 if one of them is FAIL."""
-    p = make_parser("doctor", "Check this machine, or the nodes of this allocation.")
+    p = OneLineParser(
+        prog="bigbatch cluster doctor", description="Check this machine, or the nodes of this allocation."
+    )
     p.add_argument(
         "--site", metavar="NAME|FILE.toml", help="the site's profile (default: chosen by host name and variables)"
     )
@@ -136,10 +138,11 @@ def judge_slurm() -> Finding:
     if not slurm_commands.is_installed("scontrol"):
         return Finding(WARN, "Slurm", "scontrol is not on PATH", "Run this on a login node or inside a job.")
     try:
-        config = slurm_commands.parse_config(slurm_commands.run("scontrol", "show", "config"))
+        config = slurm_commands.run("scontrol", "show", "config")
     except slurm_commands.SlurmError as error:
         return Finding(FAIL, "Slurm", str(error), "Try again later. If it persists, ask the site's support.")
-    return Finding(OK, "Slurm", f"version {config.get('SLURM_VERSION', 'unknown')}")
+    version = re.search(r"^SLURM_VERSION\s*=\s*(.*)", config, re.MULTILINE)
+    return Finding(OK, "Slurm", f"version {version[1] if version else 'unknown'}")
 
 
 def judge_nodes(nodes: Sequence[Mapping[str, Any]], expected: int, problem: str, in_job: bool) -> list[Finding]:

@@ -6,7 +6,6 @@ node; ``allreduce`` connects the nodes with torch.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -21,13 +20,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bigbatch.base.atomic_files import PRIVATE, write_json
-from bigbatch.base.root import ROOT
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.network import own_address
 
 PACKAGES = ("ray", "torch", "torchvision", "optuna", "numpy", "bigbatch")
 NEEDED = ("ray", "torch", "optuna")
-HOUSES = ("cluster", "search_spaces", "train_loop", "tune")
 DEADLINE_S = 60.0
 LONGEST_TMP = 12
 """Longest path of a temporary folder, in characters. The job's folder and Ray's sockets add up to 95, and the kernel
@@ -57,7 +54,6 @@ def facts(shared: Path, mark: str, env: Mapping[str, str] | None = None) -> Answ
         "host": socket.gethostname(),
         "python": (f"{platform.python_version()} ({sys.executable})", f"without {missing}" if missing else ""),
         "packages": (", ".join(f"{name} {version}" for name, version in versions.items() if version) or "none", ""),
-        "code": (f"files {code_digest()}", ""),
         "GPUs": judge_gpus(env),
         "temp folder": (str(tmp), too_long or why_unusable(tmp)),
         "shared folder": (str(shared.parent), other or why_unusable(shared)),
@@ -69,15 +65,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def code_digest(root: Path = ROOT) -> str:
-    """A digest of all Python files of the packages. It shows changed files."""
-    digest = hashlib.sha256()
-    for house in HOUSES:
-        for path in sorted((root / house).rglob("*.py")):
-            digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def judge_gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> tuple[str, str]:

@@ -18,7 +18,7 @@ CGROUP = Path("/sys/fs/cgroup")
 START_ANSWER_S = 10.0
 """How long Slurm is waited for to say when the job began."""
 PLANNED_NODES = "BIGBATCH_PLANNED_NODES"
-"""The check of a search, and only that, reads here which nodes its job will have: ``4x24c2g``, see ``planned``."""
+"""The check of a search, and only that, reads here its job's nodes: ``4x24c2g`` are 4 of 24 CPUs and 2 GPUs."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,6 @@ def _read(path: Path) -> str:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text and text.isdigit() else None
-
-
-def planned_nodes_text(nodes: int, cpus: int, gpus: int) -> str:
-    """``4x24c2g``: 4 nodes of 24 CPUs and 2 GPUs each."""
-    return f"{nodes}x{cpus}c{gpus}g"
 
 
 def planned_nodes() -> tuple[int, int, int] | None:

@@ -35,7 +35,6 @@ class Partition:
     """A partition of a site. None and 0: not known."""
 
     name: str
-    gpu: str | None = None
     gpus_per_node: int | None = None
     cores_per_node: int | None = None
     cores_per_gpu: int | None = None
@@ -81,39 +80,26 @@ class Site:
     partitions: Mapping[str, Partition] = field(default_factory=dict)
 
 
-# The profile's tables: key → (field of the dataclass, type). A duration is read into seconds.
+# The profile's tables: key → type. Keys are the fields of the dataclasses, but for a partition's max_time.
 TEXT, WHOLE, FLAG, TEXTS, DURATION = "a string", "a whole number", "true or false", "a list of strings", "a time"
 GRES = "NAME or NAME:TYPE"
 _ROOT = {
-    "name": ("name", TEXT),
-    "title": ("title", TEXT),
-    "source": ("source", TEXT),
-    "login_host": ("login_host", TEXT),
-    "port_forwarding": ("port_forwarding", FLAG),
-    "account_required": ("account_required", FLAG),
-    "requeue": ("requeue", FLAG),
-    "internet": ("internet", FLAG),
-    "default_partition": ("default_partition", TEXT),
+    **dict.fromkeys(("name", "title", "source", "login_host", "default_partition"), TEXT),
+    **dict.fromkeys(("port_forwarding", "account_required", "requeue", "internet"), FLAG),
 }
 _TABLES = {
-    "detect": {"hosts": ("hosts", TEXTS), "variables": ("variables", TEXTS)},
-    "environment": {"modules": ("modules", TEXTS), "commands": ("commands", TEXTS)},
-    "network": {"interface": ("interface", TEXT), "host_suffix": ("host_suffix", TEXT)},
-    "storage": {"node_tmp": ("node_tmp", TEXT), "quota_command": ("quota_command", TEXT)},
+    "detect": {"hosts": TEXTS, "variables": TEXTS},
+    "environment": {"modules": TEXTS, "commands": TEXTS},
+    "network": {"interface": TEXT, "host_suffix": TEXT},
+    "storage": {"node_tmp": TEXT, "quota_command": TEXT},
 }
+FOR_PEOPLE = ("source", "gpu")
 _PARTITION = {
-    "source": ("", TEXT),
-    "gpu": ("gpu", TEXT),
-    "gpus_per_node": ("gpus_per_node", WHOLE),
-    "cores_per_node": ("cores_per_node", WHOLE),
-    "cores_per_gpu": ("cores_per_gpu", WHOLE),
-    "max_nodes": ("max_nodes", WHOLE),
-    "max_time": ("max_time_s", DURATION),
-    "gres": ("gres", GRES),
-    "account_suffix": ("account_suffix", TEXT),
-    "modules": ("modules", TEXTS),
-    "options": ("options", TEXTS),
-    "default_qos": ("default_qos", TEXT),
+    **dict.fromkeys((*FOR_PEOPLE, "account_suffix", "default_qos"), TEXT),
+    **dict.fromkeys(("gpus_per_node", "cores_per_node", "cores_per_gpu", "max_nodes"), WHOLE),
+    **dict.fromkeys(("modules", "options"), TEXTS),
+    "max_time": DURATION,
+    "gres": GRES,
 }
 
 
@@ -131,12 +117,10 @@ def parse_time(text: str) -> int:
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
     if not found:
         raise InputError(f"a time must be D-HH:MM:SS or shorter; got {text!r}. Write e.g. 20:00:00 or 20h.")
-    days, first, second, third = (int(part) if part else 0 for part in found.groups())
-    if found[1] is not None:
-        return days * 86400 + first * 3600 + second * 60 + third
-    if found[4] is not None:
-        return first * 3600 + second * 60 + third
-    return first * 60 + second
+    days, *clock = (int(part or 0) for part in found.groups())
+    if found[1] is None and found[4] is None:  # minutes, seconds
+        clock = [0, *clock[:2]]
+    return days * 86400 + clock[0] * 3600 + clock[1] * 60 + clock[2]
 
 
 def format_time(seconds: int) -> str:
@@ -148,22 +132,17 @@ def format_time(seconds: int) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def user_folder(env: Mapping[str, str] | None = None) -> Path:
-    """The folder of a user's own profiles."""
-    env = os.environ if env is None else env
-    config = env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return Path(config) / "bigbatch" / "sites"
-
-
 def profile_paths(env: Mapping[str, str] | None = None) -> dict[str, Path]:
     """Name → path of every profile. A user's profile replaces a built-in one of the same name."""
+    env = os.environ if env is None else env
     found = {path.stem: path for path in sorted(BUILT_IN.glob("*.toml"))}
+    folder = Path(env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "bigbatch" / "sites"
     try:
-        own = {path.stem: path for path in sorted(user_folder(env).glob("*.toml"))}
+        own = {path.stem: path for path in sorted(folder.glob("*.toml"))}
     except OSError:  # a home that this process may not enter, e.g. in a job without its Kerberos ticket
         own = {}
     # A user's own come first: of several that match this machine the first one is taken.
-    return {**own, **{name: path for name, path in found.items() if name not in own}}
+    return own | {name: path for name, path in found.items() if name not in own}
 
 
 def find_site(
@@ -177,38 +156,26 @@ def find_site(
     if site is not None and not site.strip():
         raise InputError(empty_value("--site", site))
     site = site or env.get(SITE_VARIABLE)
-    if not site:
-        return detect_site(env, hosts)
-    if site.endswith(".toml") or "/" in site:
+    if site and (site.endswith(".toml") or "/" in site):
         return load_site(Path(site).expanduser())
     known = profile_paths(env)
+    if not site:
+        # Sites' patterns may be written for the short or for the full name.
+        names = list(hosts) if hosts is not None else [socket.gethostname(), socket.getfqdn()]
+        sites = (load_site(path) for name, path in known.items() if name != GENERIC)
+        return next((one for one in sites if _matches(one, env, names)), None) or load_site(known[GENERIC])
     if site not in known:
         raise InputError(f"--site must be a profile's name or path; got {site!r}. {did_you_mean(site, known)}")
     return load_site(known[site])
-
-
-def detect_site(env: Mapping[str, str] | None = None, hosts: Iterable[str] | None = None) -> Site:
-    """The first profile whose host names or variables match this machine; else the generic one."""
-    env = os.environ if env is None else env
-    # Sites' patterns may be written for the short or for the full name.
-    names = list(hosts) if hosts is not None else [socket.gethostname(), socket.getfqdn()]
-    known = profile_paths(env)
-    for name, path in known.items():
-        if name != GENERIC and _matches(site := load_site(path), env, names):
-            return site
-    return load_site(known[GENERIC])
 
 
 def _matches(site: Site, env: Mapping[str, str], hosts: Iterable[str]) -> bool:
     """Whether one host pattern matches, or all variables are set (``NAME`` or ``NAME=value``)."""
     if any(fnmatch.fnmatchcase(host, pattern) for host in hosts for pattern in site.hosts):
         return True
-    return bool(site.variables) and all(_is_set(variable, env) for variable in site.variables)
-
-
-def _is_set(variable: str, env: Mapping[str, str]) -> bool:
-    name, equals, value = variable.partition("=")
-    return env.get(name) == value if equals else bool(env.get(name))
+    wanted = [variable.partition("=") for variable in site.variables]
+    are_set = (env.get(name) == value if equals else env.get(name) for name, equals, value in wanted)
+    return bool(wanted) and all(are_set)
 
 
 def load_site(path: Path) -> Site:
@@ -243,22 +210,17 @@ def _site(document: Mapping[str, Any], path: Path) -> Site:
 
 
 def _partition(name: str, table: Any) -> Partition:
-    where = f"[partitions.{name}]"
     if not isinstance(table, dict):
         raise InputError(f"a partition must be a table; got {name!r}. Write [partitions.{name}] on its own line.")
-    return Partition(name, **_fields(table, _PARTITION, where))
+    values = _fields(table, _PARTITION, f"[partitions.{name}]")
+    limit = values.pop("max_time", None)
+    return Partition(name, max_time_s=limit, **{key: values[key] for key in values if key not in FOR_PEOPLE})
 
 
-def _fields(table: Mapping[str, Any], keys: Mapping[str, tuple[str, str]], where: str) -> dict[str, Any]:
-    """The dataclass's fields from a table. Raises InputError for an unknown key or a wrong type."""
+def _fields(table: Mapping[str, Any], keys: Mapping[str, str], where: str) -> dict[str, Any]:
+    """The checked values of a table. Raises InputError for an unknown key or a wrong type."""
     _known(table, keys, f"key of {where}")
-    values = {}
-    for key, value in table.items():
-        name, kind = keys[key]
-        checked = _checked(value, kind, f"{key} in {where}")
-        if name:
-            values[name] = checked
-    return values
+    return {key: _checked(value, keys[key], f"{key} in {where}") for key, value in table.items()}
 
 
 def _checked(value: Any, kind: str, what: str) -> Any:

@@ -122,9 +122,9 @@ def gres_parts(text: str | None) -> list[tuple[str, str, int]]:
     return [part for at, part in enumerate(found) if part[2] or (part[0], at) not in in_all]
 
 
-def gres_count(text: str, name: str, kind: str = "") -> int:
-    """The count of a resource, of one type or of all types."""
-    return sum(count for other, its, count in gres_parts(text) if other == name and kind in ("", its))
+def gres_count(text: str, name: str) -> int:
+    """The count of a resource, of all types."""
+    return sum(count for other, _, count in gres_parts(text) if other == name)
 
 
 def seconds_since_epoch(text: str | None) -> float | None:
@@ -140,12 +140,6 @@ def parse_job_fields(text: str) -> dict[str, str]:
     """The fields of a job, by name, from ``scontrol --oneliner show job``; of several jobs, of the first."""
     before, *jobs = re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)
     return dict(_FIELD.findall((jobs[0] if jobs else before).strip()))
-
-
-def parse_config(text: str) -> dict[str, str]:
-    """The values of ``scontrol show config``, by name."""
-    pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
-    return {name.strip(): value.strip() for name, value in pairs}
 
 
 def first_host(node_list: str) -> str:
@@ -289,10 +283,11 @@ def _is_listed(job_id: str, states: str) -> bool | None:
         return False if UNKNOWN_JOB in str(error) else None
 
 
-def configured_s(name: str, default_s: float, timeout_s: float = COMMAND_S) -> float:
+def configured_s(name: str, default_s: float, timeout_s: float) -> float:
     """A time of Slurm's configuration in seconds, e.g. ``KillWait``; Slurm's default if it does not say."""
     try:
-        answer = parse_config(run("scontrol", "show", "config", timeout_s=timeout_s))
+        answer = run("scontrol", "show", "config", timeout_s=timeout_s)
     except SlurmError:
-        answer = {}
-    return float(read_count(answer.get(name, "").partition(" ")[0]) or default_s)  # "30 sec"
+        return default_s
+    match = re.search(rf"^{name}\s*=\s*(\d+)", answer, re.MULTILINE)  # "30 sec"
+    return float(match[1]) if match else default_s

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bigbatch.base.command_line import WRONG_INPUT
+from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import options
-from bigbatch.cluster.job.checks import WRONG_INPUT
 from bigbatch.cluster.job.state_machine import Job
 
 
@@ -23,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         chosen = options.parse_job_options(arguments)
-    except options.UsageError as error:
+    except InputError as error:
         print(f"ray_head_workers.slurm: error: {error}", file=sys.stderr)
         return WRONG_INPUT
     # The batch script has left the user's folder for one in which Python finds this package.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bigbatch.base import mounts, processes
+from bigbatch.base import mounts
 from bigbatch.base.private_folder import base_folders
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.lease import FILE, Lease, StudyHeld
@@ -17,7 +17,6 @@ from bigbatch.cluster.job.allocated_nodes import Allocation
 from bigbatch.cluster.record import job_record
 
 SHORTEST_RUN_S = 60.0
-WRONG_INPUT = 2
 
 
 def check_commands() -> None:
@@ -28,25 +27,6 @@ def check_commands() -> None:
                 f"{name} starts or ends nodes, and is not on PATH of {os.uname().nodename}. "
                 "Set BIGBATCH_PRELUDE to a shell file that loads Slurm's commands."
             )
-
-
-def check_head_limits() -> None:
-    """Raise InputError if the user's limits of open files, processes and threads are too low for Ray's head."""
-    try:
-        processes.check_limits(processes.HEAD_THREADS)
-    except OSError as error:
-        raise InputError(str(error)) from None
-
-
-def check_workers_fit_allocation(chosen: options.JobOptions, allocation: Allocation) -> None:
-    """Raise InputError if a trial needs more than the allocation has: it would wait for ever."""
-    wanted = options.workers(chosen)
-    available, kind = (allocation.gpus, "GPUs") if allocation.gpus else (allocation.cpus, "CPUs")
-    if wanted and available and wanted > available:
-        raise InputError(
-            f"--workers must be at most the allocation's {available} {kind}; got {wanted}. "
-            f"Write --workers {available}, or ask Slurm for more."
-        )
 
 
 def check_time(chosen: options.JobOptions, allocation: Allocation) -> None:

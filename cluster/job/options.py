@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.base.command_line import empty_value, parse_whole_number
 from bigbatch.base.root import ROOT
 from bigbatch.base.waits import MARGIN_S, START_TIMEOUT_S
+from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.node.ray_commands import in_container_if_any, ray_python
 
 TUNE_SCRIPT = ROOT / "tune" / "run.py"
 USAGE = "sbatch [-N 4 …] cluster/ray_head_workers.slurm [options of the job] --space NAME … | -- COMMAND …"
-
-
-class UsageError(ValueError):
-    """The arguments are wrong. The message is one line with the fix."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ NUMBERS = {
 
 
 def parse_job_options(argv: Sequence[str]) -> JobOptions:
-    """Split the arguments. Raises UsageError."""
+    """Split the arguments. Raises InputError."""
     values: dict[str, object] = {}
     rest = list(argv)
     while rest:
@@ -69,13 +66,13 @@ def parse_job_options(argv: Sequence[str]) -> JobOptions:
             break
     if rest[:1] == ["--"]:
         if not rest[1:]:
-            raise UsageError("-- must be followed by a command; got nothing. Write e.g. -- python driver.py.")
+            raise InputError("-- must be followed by a command; got nothing. Write e.g. -- python driver.py.")
         if not rest[1].strip():
-            raise UsageError(empty_value("the command after --", rest[1]))
+            raise InputError(empty_value("the command after --", rest[1]))
         return JobOptions(command=tuple(rest[1:]), **values)  # type: ignore[arg-type]
     if "--" in rest:
         got = " ".join(rest[: rest.index("--") + 2])
-        raise UsageError(f"give the search's options or a command after --, not both; got {got!r}. Write: {USAGE}")
+        raise InputError(f"give the search's options or a command after --, not both; got {got!r}. Write: {USAGE}")
     _refuse_empty(rest)
     return JobOptions(arguments=tuple(rest), **values)  # type: ignore[arg-type]
 
@@ -84,18 +81,18 @@ def _number(name: str, text: str) -> int:
     try:
         return NUMBERS[name][1](text)
     except ArgumentTypeError as error:
-        raise UsageError(f"{name} {error}") from None
+        raise InputError(f"{name} {error}") from None
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Raise UsageError for an empty value. The job itself reads the study's name and folder, before the search does."""
+    """Raise InputError for an empty value. The job itself reads the study's name and folder, before the search does."""
     before = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if not argument.strip():
-            raise UsageError(empty_value(before if before.startswith("--") else "an argument", argument))
+            raise InputError(empty_value(before if before.startswith("--") else "an argument", argument))
         if name.startswith("--") and equals and not value.strip():
-            raise UsageError(empty_value(name, value))
+            raise InputError(empty_value(name, value))
         before = argument
 
 
@@ -148,10 +145,17 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
     return [ray_python(), str(TUNE_SCRIPT), *arguments, "--address", address]
 
 
-def workers(options: JobOptions) -> int | None:
-    """The number of ``--workers``; None if it is not given, or no number."""
-    text = value_of(options.arguments, "--workers")
+def check_workers(options: JobOptions, most: int | None, kind: str, fix: Callable[[int], str]) -> None:
+    """Raise InputError if a trial needs more than the allocation has: it would wait for ever.
+
+    ``most``: GPUs or CPUs of the allocation; None: not known. ``fix``: what else to write for so many workers.
+    """
     try:
-        return parse_whole_number(text or "")
+        wanted = parse_whole_number(value_of(options.arguments, "--workers") or "")
     except ArgumentTypeError:  # the search's own command line says so
-        return None
+        return
+    if most and wanted > most:
+        raise InputError(
+            f"--workers must be at most the allocation's {most} {kind}; got {wanted}. "
+            f"Write --workers {most}, or {fix(wanted)}."
+        )

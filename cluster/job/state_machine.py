@@ -19,14 +19,14 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from bigbatch.base import private_folder
+from bigbatch.base import private_folder, processes
+from bigbatch.base.command_line import WRONG_INPUT
 from bigbatch.base.waits import CANCELLED_NODES_S, KILL_WAIT_S, NODES_END_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import billing, checks, options, restart
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
-from bigbatch.cluster.job.checks import WRONG_INPUT
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import KILLED, Action, Cause, Decision, Situation, decide
@@ -107,11 +107,12 @@ class Job:
     def _read_allocation(self) -> State:
         try:
             self._allocation = allocation = await_allocation(self._signals, self._say)
-        except (NoAllocation, slurm_commands.SlurmError) as error:
+            processes.check_limits(processes.HEAD_THREADS)
+        except (NoAllocation, slurm_commands.SlurmError, OSError) as error:
             raise InputError(str(error)) from None
         checks.check_commands()
-        checks.check_head_limits()
-        checks.check_workers_fit_allocation(self._options, allocation)
+        most, kind = (allocation.gpus, "GPUs") if allocation.gpus else (allocation.cpus, "CPUs")
+        options.check_workers(self._options, most, kind, lambda _: "ask Slurm for more")
         checks.check_time(self._options, allocation)
         # Ask now: later the controller may be too busy.
         kill_wait_s = slurm_commands.configured_s("KillWait", KILL_WAIT_S, timeout_s=5)

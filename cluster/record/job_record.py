@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,18 +109,11 @@ def check_folder_is_ours(folder: Path) -> None:
     about = folder.lstat()
     if about.st_uid != os.getuid():
         own = folder / user_name()
-        why = f"{folder} belongs to {_name_of(about.st_uid)}; each user needs their own folder, e.g. {own}"
+        why = f"{folder} belongs to user {about.st_uid}; each user needs their own folder, e.g. {own}"
         raise PermissionError(errno.EPERM, why, str(folder))
     if about.st_mode & 0o022:
         why = f"{folder} must be writable by nobody else: chmod go-w {folder}"
         raise PermissionError(errno.EPERM, why, str(folder))
-
-
-def _name_of(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return f"user {user}"
 
 
 def read_record(job_id: str, env: Mapping[str, str] | None = None) -> JobRecord | None:
@@ -134,8 +126,6 @@ def read_record(job_id: str, env: Mapping[str, str] | None = None) -> JobRecord 
 
 
 def all_records() -> list[JobRecord]:
-    """The records of all jobs, the oldest job first."""
-    folder = records_home() / "jobs"
-    # Ids are numbers written as text: 99 comes before 100.
-    ids = sorted((p.name for p in folder.glob("*") if p.is_dir()), key=lambda name: (len(name), name))
-    return [record for record in map(read_record, ids) if record is not None]
+    """The records of all jobs."""
+    found = (read_record(path.name) for path in (records_home() / "jobs").glob("*"))
+    return [record for record in found if record is not None]

@@ -21,7 +21,7 @@ from bigbatch.base.command_line import did_you_mean
 from bigbatch.base.root import ROOT
 from bigbatch.base.waits import MARGIN_S
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.allocation import PLANNED_NODES, planned_nodes_text
+from bigbatch.cluster.host.allocation import PLANNED_NODES
 from bigbatch.cluster.host.profiles import (
     BUILT_IN,
     NO_LIMIT_S,
@@ -98,7 +98,7 @@ def _check_search(request: Request, needs: JobResources, script: str) -> None:
     cwd = work_folder(request)
     env = _outside_of_jobs(os.environ)
     if not request.nodes_may_differ:
-        env[PLANNED_NODES] = planned_nodes_text(needs.nodes, needs.cpus_per_node, needs.gpus_per_node)
+        env[PLANNED_NODES] = f"{needs.nodes}x{needs.cpus_per_node}c{needs.gpus_per_node}g"
     note = search_check.check_search(script, cwd, env)
     if note:
         print(f"bigbatch cluster: {note}", file=sys.stderr)
@@ -220,7 +220,7 @@ def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[
         # A requeued job would else begin its log anew at most sites (JobFileAppend), without the reason of its requeue.
         "--open-mode=append",
         f"--output={log}",
-        *needs.options,
+        *(needs.partition.options if needs.partition else ()),
         *(option for option in request.options if option not in [f"--gres={other}" for other in others]),
     ]
 

@@ -196,8 +196,6 @@ def tunnel(job_id: str, site: Site | None = None, *, local_port: int = 8265) -> 
     ]
     if found.token_path:
         lines.append(f"The dashboard asks for the job's token: it is in {found.token_path}; only you can read it.")
-    if not site.login_host:
-        lines.append(f"LOGIN_NODE is the host to which you log in: the profile of {site.name} does not name it.")
     if not site.port_forwarding:
         lines.append(
             f"{site.title or site.name} does not forward ports: read the progress with `bigbatch cluster queue`."

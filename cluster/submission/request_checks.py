@@ -80,7 +80,6 @@ class RequestFields(TypedDict, total=False):
 
 LEAST = {"nodes": 1, "gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_node": 1, "signal_s": 1}
 """Fields that are numbers, with their lowest value."""
-LARGEST_SIGNAL_S = 65535
 REFUSED = {
     "--array": "Submit it once for each search, with --study NAME.",
     **dict.fromkeys(
@@ -119,42 +118,11 @@ def check_kinds(request: Request) -> None:
             raise InputError(empty_value(option, value))
         if name in LEAST and value is not None and value < LEAST[name]:
             raise InputError(f"{option} must be at least {LEAST[name]}; got {value}. Write {option} {LEAST[name]}.")
-    if request.signal_s > LARGEST_SIGNAL_S:
-        raise InputError(f"--signal must be at most {LARGEST_SIGNAL_S}; got {request.signal_s}. Write --signal 120.")
-
-
-def check_memory(text: str) -> None:
-    """Raise InputError unless ``text`` is a size in Slurm's form: digits, in MiB unless K, M, G or T follow; 0: all."""
-    if not re.fullmatch(r"[0-9]+[KMGT]?", text, re.IGNORECASE):
+    if request.gres is not None and not re.fullmatch(r"gpu(:(?!\d+$)[\w.-]+)?", request.gres):
         raise InputError(
-            f"--mem must be a whole number, with K, M, G or T or without; got {text!r}. "
-            "Write e.g. 120G, or 0 for all of a node."
+            f"--gres must be gpu or gpu:TYPE; got {request.gres!r}. "
+            "Write the number as --gpus-per-node N, and other resources as --sbatch=--gres=…."
         )
-
-
-# GPUs
-
-
-def gpus_asked_for(request: Request) -> int | None:
-    """The GPUs of each node; None: not said. Raises InputError if two options contradict each other."""
-    by_gres = parse_gres(request.gres)[1] if request.gres is not None else None
-    if None not in (by_gres, request.gpus_per_node) and by_gres != request.gpus_per_node:
-        raise InputError(
-            f"options must agree about a node's GPUs; got --gres {request.gres} and "
-            f"--gpus-per-node {request.gpus_per_node}. Leave one out, or make them equal."
-        )
-    return request.gpus_per_node if by_gres is None else by_gres
-
-
-def parse_gres(text: str) -> tuple[str, int | None]:
-    """Type and number of ``gpu``, ``gpu:a100``, ``gpu:2`` or ``gpu:a100:2``. Raises InputError."""
-    match = re.fullmatch(r"gpu(?::([A-Za-z0-9_.-]*[A-Za-z_.-][A-Za-z0-9_.-]*))?(?::([0-9]+))?", text)
-    if not match:
-        raise InputError(
-            f"--gres must be gpu, gpu:TYPE or gpu:TYPE:NUMBER; got {text!r}. "
-            "Write other resources as --sbatch=--gres=…."
-        )
-    return match[1] or "", int(match[2]) if match[2] else None
 
 
 def other_resources(request: Request) -> list[str]:

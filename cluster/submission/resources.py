@@ -38,8 +38,7 @@ class JobResources:
     qos: str | None
     account: str | None
     gres: str
-    options: tuple[str, ...] = ()
-    """Options that jobs on this partition need."""
+    """What ``--gres`` calls a GPU, without the number."""
 
 
 def job_resources(
@@ -58,7 +57,10 @@ def job_resources(
             f"Write --nodes {partition.max_nodes} or less."
         )
     cpus = _cpus(request, site, partition, gpus)
-    _check_workers(request, gpus or cpus, "GPUs" if gpus else "cores")
+    if not request.nodes_may_differ:  # else the job sees its allocation and checks again
+        chosen, each = options.parse_job_options([*request.job_options, *request.arguments]), gpus or cpus
+        most, kind = each * request.nodes, "GPUs" if gpus else "cores"
+        options.check_workers(chosen, most, kind, lambda wanted: f"--nodes {-(-wanted // each)}")
     return JobResources(
         partition=partition,
         nodes=request.nodes,
@@ -67,8 +69,7 @@ def job_resources(
         time_s=_time_s(request, partition),
         qos=request.qos or (partition.default_qos if partition else None),
         account=_account(request, site, partition, env),
-        gres=_gres(request, partition),
-        options=partition.options if partition else (),
+        gres=request.gres or (partition.gres if partition else "gpu"),
     )
 
 
@@ -76,27 +77,10 @@ def _check_words(request: Request, site: Site) -> None:
     """Raise InputError for what is wrong on every site."""
     request_checks.check_kinds(request)
     request_checks.check_sbatch_options(request)
-    if request.mem is not None:
-        request_checks.check_memory(request.mem)
-    try:
-        options.parse_job_options([*request.job_options, *request.arguments])
-    except options.UsageError as error:
-        raise InputError(str(error)) from None
+    options.parse_job_options([*request.job_options, *request.arguments])
     # Found out in the job, it would have cost the wait in the queue.
     if site.internet is False and "--wandb online" in " ".join(request.arguments).replace("=", " "):
         raise InputError(f"compute nodes of {site.name} have no internet; got --wandb online. Write --wandb offline.")
-
-
-def _check_workers(request: Request, per_node: int, kind: str) -> None:
-    """Raise InputError if a trial needs more than the allocation has: it would wait for ever."""
-    if request.nodes_may_differ:
-        return  # the job sees its allocation and checks again
-    wanted = options.workers(options.parse_job_options([*request.job_options, *request.arguments]))
-    if wanted and wanted > per_node * request.nodes:
-        raise InputError(
-            f"--workers must be at most the allocation's {per_node * request.nodes} {kind}; got {wanted}. "
-            f"Write --workers {per_node * request.nodes}, or --nodes {-(-wanted // per_node)}."
-        )
 
 
 def _partition(request: Request, site: Site, live: Mapping[str, Partition] | None) -> Partition | None:
@@ -130,18 +114,10 @@ def _tightest(profile: Partition | None, live: Partition | None) -> Partition | 
     )
 
 
-def _gres(request: Request, partition: Partition | None) -> str:
-    """What ``--gres`` calls a GPU, without the number."""
-    if request.gres is None:
-        return partition.gres if partition else "gpu"
-    kind, _ = request_checks.parse_gres(request.gres)
-    return f"gpu:{kind}" if kind else "gpu"
-
-
 def _gpus(request: Request, site: Site, partition: Partition | None) -> int:
     """GPUs of each node: the requested number, or all of a node."""
     most = partition.gpus_per_node if partition else None
-    wanted = request_checks.gpus_asked_for(request)
+    wanted = request.gpus_per_node
     if wanted is None:
         return most or (1 if request.gres else 0)
     if most is not None and wanted > most and partition:

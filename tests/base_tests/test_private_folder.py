@@ -84,5 +84,5 @@ def test_a_users_folder_with_a_name_like_ours_stays(tmp_path):
     for name in ("bbn-7-notes", "bbn-2026-cafe"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "thesis.txt").touch()
-    assert private_folder.remove_stale({}, candidates=[str(tmp_path)]) == []
+    assert private_folder.remove_stale(candidates=[str(tmp_path)]) == []
     assert {path.name for path in tmp_path.iterdir()} == {"bbn-7-notes", "bbn-2026-cafe"}

@@ -12,7 +12,6 @@ from bigbatch.cluster.job.watch import TimeLeft
 w = waits
 WITHIN = {
     "a job's margin holds its driver and what comes after": (w.SAVE_S + w.MARGIN_REST_S, w.MARGIN_S),
-    "Slurm's early signal leaves the margin, it never cuts it": (w.SLURM_EARLY_S, w.MARGIN_S),
     "a driver's time holds its trials and its own end": (w.LEAST_WAIT_S + w.AFTER_TRIALS_S, w.SAVE_S),
     "trials get at least the least": (w.LEAST_WAIT_S, w.MOST_WAIT_S),
     "a driver's end holds the end of a stopped trial": (w.TRIAL_END_S, w.AFTER_TRIALS_S + w.LEAST_WAIT_S),

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
-from bigbatch.base.command_line import nearest_word, plain_number_example
+from bigbatch.base.command_line import nearest_word
 
 
 class ConfigError(ValueError):
@@ -167,10 +167,7 @@ def _of_another_type(kind: object, value: object, key: str, default: object) -> 
     word = words.get(kind, "a list of words" if kind == tuple[str, ...] else "a list of numbers")
     if default == ():  # it would show nobody how a list is written
         default = [30, 60] if kind == tuple[float, ...] else ["mine.py:iou"]
-    shown = json.dumps(default)
-    if kind in (int, float):
-        shown = plain_number_example(str(value), shown)
-    return ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={shown}.")
+    return ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={json.dumps(default)}.")
 
 
 def is_own(word: str) -> bool:

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 NEAR = 0.65
 """A word with at least this difflib ratio counts as mistyped. Three letters with two of them swapped have 0.67."""
-THOUSANDS = {"k": 1_000, "m": 1_000_000}
 
 
 def parse_whole_number(text: str) -> int:
@@ -28,18 +27,14 @@ def parse_whole_number(text: str) -> int:
     _refuse_negative(text, value, "e.g. 10")
     if value is not None and abs(value) < 2**63 and value == int(value):  # no NaN is less
         return int(value)
-    raise argparse.ArgumentTypeError(
-        f"must be a whole number; got {text!r}. Write {plain_number_example(text, 'e.g. 10')}."
-    )
+    raise argparse.ArgumentTypeError(f"must be a whole number; got {text!r}. Write e.g. 10.")
 
 
 def parse_decimal_number(text: str) -> float:
     """Parse a number. Whether ``nan`` and ``inf`` make sense is the rule of the option."""
     value = _float(text)
     if value is None:
-        raise argparse.ArgumentTypeError(
-            f"must be a number; got {text!r}. Write {plain_number_example(text, 'e.g. 0.5', percent=True)}."
-        )
+        raise argparse.ArgumentTypeError(f"must be a number; got {text!r}. Write e.g. 0.5.")
     _refuse_negative(text, value, "e.g. 0.5")
     return value
 
@@ -58,16 +53,6 @@ def _refuse_negative(text: str, value: float | None, example: str) -> None:
     """No option of ours takes a number below 0."""
     if value is not None and value < 0:
         raise argparse.ArgumentTypeError(f"must not be negative; got {text}. Write {example}.")
-
-
-def plain_number_example(text: str, otherwise: str, percent: bool = False) -> str:
-    """``2k`` (and with ``percent`` also ``10%``) as a plain number; ``otherwise`` for any other text."""
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM])", text.strip()):
-        return f"{float(match[1]) * THOUSANDS[match[2].lower()]:.15g}"
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
-    if match and percent:
-        return f"{float(match[1]) / 100:.15g}"
-    return otherwise
 
 
 def nearest_word(word: str, known: Iterable[str]) -> str | None:
@@ -167,11 +152,6 @@ def _name_of(action: argparse.Action) -> str:
 def empty_value(name: str, value: str) -> str:
     """The message for an option or argument with an empty value. The cause is often an unset shell variable."""
     return f"{name} must not be empty; got {value!r}. Write a value; is a shell variable not set?"
-
-
-def make_parser(command: str, description: str) -> OneLineParser:
-    """The parser of ``bigbatch cluster COMMAND``."""
-    return OneLineParser(prog=f"bigbatch cluster {command}", description=description)
 
 
 CALLED_ELSEWHERE = {"--sampler": "--strategy", "--pruner": "--stopping", "--scheduler": "--stopping"}

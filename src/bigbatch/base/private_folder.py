@@ -36,10 +36,9 @@ OURS_BY_NAME = re.compile(r"bb(n|-ray)-.*[0-9a-f]{4}")
 """A private folder of a job or a search."""
 
 
-def base_folders(env: Mapping[str, str] | None = None) -> list[str]:
+def base_folders() -> list[str]:
     """Node-local folders, the best first: the site's, the job's own, the user's, /tmp."""
-    env = os.environ if env is None else env
-    candidates = [env.get("BIGBATCH_NODE_TMP"), env.get("SLURM_TMPDIR"), env.get("TMPDIR"), "/tmp"]
+    candidates = [*map(os.environ.get, ("BIGBATCH_NODE_TMP", "SLURM_TMPDIR", "TMPDIR")), "/tmp"]
     return list(dict.fromkeys(os.path.abspath(c) for c in candidates if c))
 
 
@@ -121,18 +120,14 @@ def remove_folder(folder: Path) -> None:
     processes.wait_until(gone, timeout_s=FOLDER_GONE_S)
 
 
-def remove_stale(
-    env: Mapping[str, str] | None = None,
-    pattern: str = f"{PREFIX}[0-9]*-{TAIL}",
-    candidates: Sequence[str] | None = None,
-) -> list[Path]:
+def remove_stale(pattern: str = f"{PREFIX}[0-9]*-{TAIL}", candidates: Sequence[str] | None = None) -> list[Path]:
     """Remove this user's folders that killed processes left behind. Returns the removed folders.
 
     It removes only folders with our name that belong to this user and whose lock is free. It also ends Ray processes
     that still run from them.
     """
     removed = []
-    for base in base_folders(env) if candidates is None else candidates:
+    for base in base_folders() if candidates is None else candidates:
         for folder in Path(base).glob(pattern):
             if _is_abandoned(folder):
                 # First: they would write into the folder again.

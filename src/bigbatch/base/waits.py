@@ -60,8 +60,6 @@ from __future__ import annotations
 
 MARGIN_S = 120
 """Default of ``--signal`` and ``--margin``: a job begins to save this long before its time limit."""
-SLURM_EARLY_S = 60.0
-"""Slurm's signal may come this much earlier than requested (manual page sbatch(1), ``--signal``)."""
 SAVE_S = 60.0
 """The driver's time to save, near the time limit or in a preemption's grace time."""
 LEAST_WAIT_S, MOST_WAIT_S = 10.0, 600.0

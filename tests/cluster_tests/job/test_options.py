@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import options
 from helpers.paths import ROOT
 from helpers.processes import program
@@ -21,7 +22,7 @@ def test_the_jobs_options_come_first_and_the_rest_is_the_searchs():
 
 @pytest.mark.parametrize("wrong", [["--max-restarts"], ["--margin", "soon"], ["--"], ["--space", "x", "--", "ls"]])
 def test_wrong_options_are_refused_in_one_line_with_the_fix(wrong):
-    with pytest.raises(options.UsageError, match="Write") as refusal:
+    with pytest.raises(InputError, match="Write") as refusal:
         options.parse_job_options(wrong)
     assert "\n" not in str(refusal.value)
 
