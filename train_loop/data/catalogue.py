@@ -64,9 +64,10 @@ def _named_path(name: str) -> str:
 
 
 def how_to_make_imagenet() -> str:
-    """A sentence."""
+    """A message of one line. The user may mean a folder of that name in the current folder."""
+    here = "For the folder of that name here write ./imagenet. " if os.path.isdir("imagenet") else ""
     return (
-        "Put ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz (image-net.org, "
+        f"{here}Put ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz (image-net.org, "
         f"with an account) into a folder and run: bigbatch pack FOLDER {data_home() / PACKED_BY_HAND}"
     )
 

@@ -119,7 +119,12 @@ def check_output_room(output: Path, config: TrainConfig, info: DataInfo) -> None
     """Raise ConfigError if there is not enough room for the results."""
     averaged = config.ema_decay > 0
     checkpoint = checkpoint_bytes(config.model, info, config.optimizer.name, averaged=averaged)
-    disk_space.check_disk_space("--output", output, run_space_needed(checkpoint, config.epochs))
+    need = SpaceNeeded(
+        CHECKPOINTS_KEPT * checkpoint + RUN_BYTES + config.epochs * EPOCH_BYTES,
+        CHECKPOINTS_KEPT + RUN_FILES,
+        f"{CHECKPOINTS_KEPT} checkpoints of {format_bytes(checkpoint)}",
+    )
+    disk_space.check_disk_space("--output", output, need)
 
 
 CHECKPOINTS_KEPT = 3
@@ -159,15 +164,6 @@ def parameter_count(model: ModelConfig, info: DataInfo) -> int:
     from bigbatch.train_loop.model.networks import build_on_meta_device
 
     return sum(p.numel() for p in build_on_meta_device(model, info).parameters())
-
-
-def run_space_needed(checkpoint: int, epochs: int) -> SpaceNeeded:
-    """The space that one full run needs."""
-    return SpaceNeeded(
-        CHECKPOINTS_KEPT * checkpoint + RUN_BYTES + epochs * EPOCH_BYTES,
-        CHECKPOINTS_KEPT + RUN_FILES,
-        f"{CHECKPOINTS_KEPT} checkpoints of {format_bytes(checkpoint)}",
-    )
 
 
 def study_space_needed(
