@@ -39,11 +39,6 @@ def check_run_model(config: TrainConfig, info: DataInfo) -> None:
     check_model(config.model, info)
 
 
-def uses_users_code(config: TrainConfig) -> bool:
-    """Whether a component of the configuration is the user's own. A whole training function checks itself."""
-    return not config.trainable.name and bool(own_words(config))
-
-
 def check_users_code(config: TrainConfig, scan: FolderScan | None = None) -> None:
     """``try_users_code``, and a look at options that no component takes.
 
@@ -62,7 +57,7 @@ def try_users_code(config: TrainConfig, scan: FolderScan | None = None, needs_to
 
     Raises ConfigError and OwnCodeError as ``check_two_batches``.
     """
-    if uses_users_code(config):
+    if own_words(config) and not config.trainable.name:  # a whole training function checks itself
         from bigbatch.train_loop.loop.smoke_test import check_two_batches
 
         check_two_batches(config, scan, needs_top1)

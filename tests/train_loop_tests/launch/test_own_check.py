@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config.own_names import own_words
 from bigbatch.train_loop.data.catalogue import look
 from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.train_loop.launch.checks import check_run_model, check_users_code, uses_users_code
+from bigbatch.train_loop.launch.checks import check_run_model, check_users_code
 from bigbatch.train_loop.launch.command import make_output, make_run_plan
 from bigbatch.train_loop.launch.lr_find import default_range, main
 
@@ -138,7 +139,7 @@ def _config(file: Path, **keys: object) -> TrainConfig:
 )
 def test_components_that_fit_pass(file: Path, keys: dict[str, object]) -> None:
     config = _config(file, **keys)
-    assert uses_users_code(config) and not uses_users_code(TrainConfig())
+    assert own_words(config) and not own_words(TrainConfig())
     check_users_code(config)
 
 
