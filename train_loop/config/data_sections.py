@@ -139,18 +139,6 @@ class DataConfig(Section, prefix="data."):
         require_in_range("data.val_crop", self.val_crop, 0.25, 1.0)  # images are resized to image_size / val_crop
         for name, part in (("val_part", self.val_part), ("holdout", self.holdout)):
             require(0 <= part < 1, f"data.{name} must be at least 0 and below 1", part, "Write e.g. 0.5.")
-        self._check_sizes()
-
-    def _check_sizes(self) -> None:
-        require(
-            self.image_size == 0 or 8 <= self.image_size <= 1024,
-            "data.image_size must be 0 (the data set's own) or 8 to 1024 pixels",
-            self.image_size,
-            "Write e.g. 224.",
-        )
-        require(
-            self.val_image_size == 0 or 8 <= self.val_image_size <= 1024,
-            "data.val_image_size must be 0 (as in training) or 8 to 1024 pixels",
-            self.val_image_size,
-            "Write e.g. 224.",
-        )
+        for name, usual in (("image_size", "the data set's own"), ("val_image_size", "as in training")):
+            size, rule = getattr(self, name), f"data.{name} must be 0 ({usual}) or 8 to 1024 pixels"
+            require(size == 0 or 8 <= size <= 1024, rule, size, "Write e.g. 224.")

@@ -160,10 +160,11 @@ PYTHONS = {"True": True, "False": False, "None": None}
 
 def json_or_word(raw: str) -> object:
     """A value that somebody typed: JSON, one of ``PYTHONS``, or a word."""
-    try:
-        return json.loads(raw)
-    except ValueError:  # also of a number of more than 4,300 digits
-        return _number_or_word(raw)
+    # JSON knows neither .3 nor 1., which people type; a number of more than 4,300 digits is a ValueError, too.
+    for read in (json.loads, float):
+        with contextlib.suppress(ValueError):
+            return read(raw)
+    return PYTHONS.get(raw.strip(), raw)
 
 
 def check_each(changes: Mapping[str, object]) -> None:
@@ -174,14 +175,6 @@ def check_each(changes: Mapping[str, object]) -> None:
     for key, value in changes.items():
         with contextlib.suppress(ConflictError):
             TrainConfig().replace_keys({key: value})
-
-
-def _number_or_word(raw: str) -> object:
-    """JSON knows neither ``.3`` nor ``1.``; people type them."""
-    try:
-        return float(raw)
-    except ValueError:
-        return PYTHONS.get(raw.strip(), raw)
 
 
 def written_assignments(changes: Mapping[str, object]) -> list[str]:

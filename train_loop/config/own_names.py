@@ -7,7 +7,6 @@ the code that it began with.
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import io
 import os
@@ -23,14 +22,6 @@ from bigbatch.train_loop.config.train_config import TrainConfig
 
 _beside: dict[str, Path] = {}
 """Modules that users' files have imported from their own folder: name → folder."""
-
-
-def python_files(folder: Path) -> list[str]:
-    """Names of the Python files in the folder; none if it cannot be read."""
-    try:
-        return [name for name in os.listdir(folder) if name.endswith(".py")]
-    except OSError:
-        return []
 
 
 @contextmanager
@@ -120,9 +111,7 @@ def own_name(key: str, word: str) -> OwnName:
         raise ConfigError(f"{key} must name a function of the file; got {word!r}. Write {path}:FUNCTION.")
     found = Path(os.path.abspath(os.path.expanduser(path)))
     if not os.path.isfile(found):  # False also for one in a folder that may not be entered
-        near = difflib.get_close_matches(found.name, python_files(found.parent), n=1)
-        fix = f"Did you mean '{Path(path).parent / near[0]}:{function}'?" if near else "Check the path."
-        raise ConfigError(f"{key} must name a Python file that is there; got {word!r}. {fix}")
+        raise ConfigError(f"{key} must name a Python file that is there; got {word!r}. Check the path.")
     return OwnName(found, function)
 
 

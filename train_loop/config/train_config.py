@@ -204,15 +204,8 @@ def data_config(values: Mapping[str, object]) -> DataConfig:
 
     Raises ConfigError for impossible values, but not for those that only other sections rule out.
     """
-    nested: Nested = {}
-    for key, value in values.items():
-        first, *path, leaf = resolve_key(key).split(".")
-        if first == "data":
-            node = nested
-            for section in path:
-                node = node.setdefault(section, {})
-            node[leaf] = value
-    return _build(DataConfig, nested, "data.")
+    ours = {key: value for key, value in values.items() if resolve_key(key).startswith("data.")}
+    return TrainConfig().replace_keys(ours).data
 
 
 def _plain(values: Nested) -> Nested:

@@ -79,10 +79,8 @@ def folder_path(name: str) -> str:
     path = os.path.abspath(os.path.expanduser(name))
     if os.path.isdir(path):
         return path
-    if os.path.exists(path):
-        raise ConfigError(f"data.name must be a folder; got the file {name!r}. Write the folder with train/ and val/.")
-    if os.sep in name or name.startswith((".", "~")):
-        raise ConfigError(f"the data path must exist; got {name!r}. Write the path of a folder with train/ and val/.")
+    if os.path.exists(path) or os.sep in name or name.startswith((".", "~")):
+        raise ConfigError(f"the data path must exist as a folder; got {name!r}. Write one with train/ and val/.")
     near = difflib.get_close_matches(name.lower(), NAMES, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else "Write one of these names, or the path of an image folder."
     raise ConfigError(
@@ -176,15 +174,8 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
         raise ConfigError(
             f"the data must be images that can be read; got {scan.unreadable}. Remove or replace the file."
         )
-    info = _info_of_images(
-        config,
-        path,
-        scan.class_names,
-        len(scan.train.labels),
-        len(scan.val.labels),
-        scan.largest_side,
-        content=scan.names_digest(),
-    )
+    sizes = len(scan.train.labels), len(scan.val.labels), scan.largest_side
+    info = _info_of_images(config, path, scan.class_names, *sizes, content=scan.names_digest())
     return Looked(dataclasses.replace(info, some_bytes=scan.some_bytes() if open_some else (), notes=scan.notes), scan)
 
 

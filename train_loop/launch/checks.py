@@ -39,11 +39,6 @@ def check_run_model(config: TrainConfig, info: DataInfo) -> None:
     check_model(config.model, info)
 
 
-def uses_users_code(config: TrainConfig) -> bool:
-    """Whether a component of the configuration is the user's own. A whole training function checks itself."""
-    return not config.trainable.name and bool(own_words(config))
-
-
 def check_users_code(config: TrainConfig, scan: FolderScan | None = None) -> None:
     """``try_users_code``, and a look at options that no component takes.
 
@@ -62,7 +57,7 @@ def try_users_code(config: TrainConfig, scan: FolderScan | None = None, needs_to
 
     Raises ConfigError and OwnCodeError as ``check_two_batches``.
     """
-    if uses_users_code(config):
+    if own_words(config) and not config.trainable.name:  # a whole training function checks itself
         from bigbatch.train_loop.loop.smoke_test import check_two_batches
 
         check_two_batches(config, scan, needs_top1)
@@ -119,7 +114,12 @@ def check_output_room(output: Path, config: TrainConfig, info: DataInfo) -> None
     """Raise ConfigError if there is not enough room for the results."""
     averaged = config.ema_decay > 0
     checkpoint = checkpoint_bytes(config.model, info, config.optimizer.name, averaged=averaged)
-    disk_space.check_disk_space("--output", output, run_space_needed(checkpoint, config.epochs))
+    need = SpaceNeeded(
+        CHECKPOINTS_KEPT * checkpoint + RUN_BYTES + config.epochs * EPOCH_BYTES,
+        CHECKPOINTS_KEPT + RUN_FILES,
+        f"{CHECKPOINTS_KEPT} checkpoints of {format_bytes(checkpoint)}",
+    )
+    disk_space.check_disk_space("--output", output, need)
 
 
 CHECKPOINTS_KEPT = 3
@@ -159,15 +159,6 @@ def parameter_count(model: ModelConfig, info: DataInfo) -> int:
     from bigbatch.train_loop.model.networks import build_on_meta_device
 
     return sum(p.numel() for p in build_on_meta_device(model, info).parameters())
-
-
-def run_space_needed(checkpoint: int, epochs: int) -> SpaceNeeded:
-    """The space that one full run needs."""
-    return SpaceNeeded(
-        CHECKPOINTS_KEPT * checkpoint + RUN_BYTES + epochs * EPOCH_BYTES,
-        CHECKPOINTS_KEPT + RUN_FILES,
-        f"{CHECKPOINTS_KEPT} checkpoints of {format_bytes(checkpoint)}",
-    )
 
 
 def study_space_needed(

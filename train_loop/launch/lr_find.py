@@ -1,26 +1,23 @@
 """The learning-rate range test: one short run whose rate grows until the loss explodes.
 
-``bigbatch lr-find --config FILE`` prints what it found and writes ``lr_find.json``.
+``bigbatch lr-find --config FILE`` prints a table of rates and losses, and what they say.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.base.atomic_files import write_json
 from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig
 from bigbatch.train_loop.config.own_names import own_words
 from bigbatch.train_loop.errors import ImageError, LoaderError, OwnCodeError
-from bigbatch.train_loop.host.command_line import add_part_options, check_writable
+from bigbatch.train_loop.host.command_line import add_part_options
 from bigbatch.train_loop.launch.options import add_component_options, add_source_options, read_source_config
 from bigbatch.train_loop.plugins.registry import whose_error
 
@@ -37,20 +34,21 @@ EXPLODED_LOSS_FACTOR = 4.0
 class RangeTestResult:
     """The measurements of a range test, one entry for each step, and its conclusions."""
 
-    rates: tuple[float, ...]
-    losses: tuple[float, ...]
+    rates: list[float]
+    losses: list[float]
     """Mean training loss of the step's global batch, before the step."""
-    smoothed: tuple[float, ...]
-    """Exponential mean of ``losses`` with its bias corrected (Kingma & Ba 2015, §3)."""
     steepest: float
     """Rate at which the smoothed loss falls fastest with log(rate)."""
     minimum: float
     """Rate at which it is lowest."""
-    suggestion: float
-    """Peak rate to start a search from: the geometric mean of ``steepest`` and ``minimum``, and at most
-    ``minimum``/3. fastai's own rules, ``steepest`` and ``minimum``/10, are for runs without warmup."""
     exploded_at: float | None
     """The rate that ended the test. None: the range ended first, and ``minimum`` is only a lower bound."""
+
+    @property
+    def suggestion(self) -> float:
+        """Peak rate to start a search from: the geometric mean of ``steepest`` and ``minimum``, and at most
+        ``minimum``/3. fastai's own rules, ``steepest`` and ``minimum``/10, are for runs without warmup."""
+        return min(math.sqrt(self.minimum * self.steepest), self.minimum / 3)
 
 
 def default_range(optimizer: OptimizerConfig) -> tuple[float, float]:
@@ -76,7 +74,7 @@ def range_test(step: Callable[[float], float], first: float, last: float, steps:
         )
     rates: list[float] = []
     losses: list[float] = []
-    smoothed: list[float] = []
+    smoothed: list[float] = []  # exponential mean with its bias corrected (Kingma & Ba 2015, §3)
     mean, exploded_at = 0.0, None
     for number in range(steps):
         rate = first * (last / first) ** (number / (steps - 1))
@@ -92,7 +90,11 @@ def range_test(step: Callable[[float], float], first: float, last: float, steps:
         smoothed.append(value)
     if len(rates) < 10:
         raise ValueError(f"the loss must be finite for 10 steps; it was not finite at rate {exploded_at}. Begin lower.")
-    return _conclude(rates, losses, smoothed, exploded_at)
+    lowest = min(range(len(rates)), key=smoothed.__getitem__)
+    # Steps are even in log(rate). Ignore the first few: their mean comes from few losses.
+    falls = {i: smoothed[i + 2] - smoothed[i - 2] for i in range(4, min(lowest, len(rates) - 3) + 1)}
+    steep = min(falls, key=falls.__getitem__) if falls else lowest
+    return RangeTestResult(rates, losses, rates[steep], rates[lowest], exploded_at)
 
 
 def _exploded(value: float, smoothed: Sequence[float]) -> bool:
@@ -102,32 +104,8 @@ def _exploded(value: float, smoothed: Sequence[float]) -> bool:
     return value > lowest + (EXPLODED_LOSS_FACTOR - 1) * size
 
 
-def _conclude(
-    rates: list[float], losses: list[float], smoothed: list[float], exploded_at: float | None
-) -> RangeTestResult:
-    lowest = min(range(len(rates)), key=smoothed.__getitem__)
-    # Steps are even in log(rate). Ignore the first few: their mean comes from few losses.
-    falls = {i: smoothed[i + 2] - smoothed[i - 2] for i in range(4, min(lowest, len(rates) - 3) + 1)}
-    steep = min(falls, key=falls.__getitem__) if falls else lowest
-    minimum, steepest = rates[lowest], rates[steep]
-    return RangeTestResult(
-        rates=tuple(rates),
-        losses=tuple(losses),
-        smoothed=tuple(smoothed),
-        steepest=steepest,
-        minimum=minimum,
-        suggestion=min(math.sqrt(minimum * steepest), minimum / 3),
-        exploded_at=exploded_at,
-    )
-
-
 def lr_find(
-    config: TrainConfig,
-    *,
-    first: float,
-    last: float,
-    steps: int = 100,
-    scan: FolderScan | None = None,
+    config: TrainConfig, *, first: float, last: float, steps: int, scan: FolderScan | None = None
 ) -> RangeTestResult:
     """The range test of ``config`` on this process's device, from its initial weights; nothing is kept.
 
@@ -167,7 +145,6 @@ def lr_find_parser(prog: str) -> OneLineParser:
     add("--first", type=float, metavar="LR", help="lowest rate (default: depends on the optimizer)")
     add("--last", type=float, metavar="LR", help="highest rate (default: depends on the optimizer)")
     add("--steps", type=int, default=100, metavar="N", help="at most N optimizer steps (default 100)")
-    add("--output", metavar="DIR", default="runs/lr-find", help="folder for lr_find.json (default runs/lr-find)")
     return p
 
 
@@ -176,7 +153,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
     parser = lr_find_parser(prog)
     args = parser.parse_args(argv)
     try:
-        config, scan, output = _task(parser, args)
+        config, scan = _task(parser, args)
         first, last = default_range(config.optimizer)
         first, last = first if args.first is None else args.first, last if args.last is None else args.last
         print(f"range test from lr {first:g} to {last:g} in {args.steps} steps of {config.batch.global_size} images …")
@@ -191,11 +168,16 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
     except KeyboardInterrupt:
         print(f"{prog}: interrupted; nothing is kept", file=sys.stderr)
         return INTERRUPTED
-    _write(config, finding, output)
+    print("lr          loss")
+    for rate, loss in zip(finding.rates, finding.losses, strict=True):
+        print(f"{rate:<10.3g}  {loss:.4g}")
+    ended = f", explodes at {finding.exploded_at:.3g}" if finding.exploded_at else "; it never exploded: raise --last"
+    print(f"the loss falls fastest at lr {finding.steepest:.3g}, is lowest at {finding.minimum:.3g}{ended}")
+    print(f"suggested peak lr {finding.suggestion:.3g}: --set peak_lr={finding.suggestion:.3g}")
     return 0
 
 
-def _task(parser: OneLineParser, args: argparse.Namespace) -> tuple[TrainConfig, FolderScan | None, Path]:
+def _task(parser: OneLineParser, args: argparse.Namespace) -> tuple[TrainConfig, FolderScan | None]:
     from bigbatch.train_loop.data.catalogue import look
     from bigbatch.train_loop.launch.checks import check_run_model, check_users_code
     from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine, unused_gpus
@@ -211,22 +193,6 @@ def _task(parser: OneLineParser, args: argparse.Namespace) -> tuple[TrainConfig,
     check_workers_fit_machine(1)
     for text in filter(None, (*info.notes, unused_gpus())):
         print(f"note: {text}")
-    output = Path(args.output)
-    check_writable("--output", output.absolute())
     if not args.no_check:
         check_users_code(config, looked.scan)
-    return config, looked.scan, output
-
-
-def _write(config: TrainConfig, finding: RangeTestResult, output: Path) -> None:
-    output.mkdir(parents=True, exist_ok=True)
-    values = {"schema_version": 1, "config": config.to_dict(), **dataclasses.asdict(finding)}
-    write_json(output / "lr_find.json", values, indent=1)
-    exploded = (
-        f", explodes at {finding.exploded_at:.3g}" if finding.exploded_at else "; it never exploded: raise --last"
-    )
-    print(
-        f"the loss falls fastest at lr {finding.steepest:.3g}, is lowest at {finding.minimum:.3g}{exploded}\n"
-        f"suggested peak lr {finding.suggestion:.3g}: --set peak_lr={finding.suggestion:.3g}\n"
-        f"the losses at all rates are in {output / 'lr_find.json'}"
-    )
+    return config, looked.scan

@@ -233,7 +233,9 @@ class Report:
     def _keep(self, given: str | Path | None, record: Mapping[str, object]) -> float:
         """Keep a checkpoint if there is one. Returns the seconds that it took. All ranks meet."""
         begun = time.monotonic()
-        source = self._source(given)
+        source, offered = Path(given) if given is not None else None, self._folders.offered
+        if source is None and offered.is_dir() and any(offered.iterdir()):
+            source = offered
         # Before rank 0 takes the folder, every rank has written its part.
         if not self._world.max([float(source is not None)])[0] or source is None:
             return 0.0
@@ -246,10 +248,3 @@ class Report:
                     raise
                 self._say(f"no room for the checkpoint of epoch {record['epoch']}: {error}")
         return time.monotonic() - begun
-
-    def _source(self, given: str | Path | None) -> Path | None:
-        """The folder that rank 0 keeps."""
-        if given is not None:
-            return Path(given)
-        offered = self._folders.offered
-        return offered if offered.is_dir() and any(offered.iterdir()) else None

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import OwnCodeError, TrainingStopped
 from bigbatch.train_loop.host.disk_space import NO_ROOM, DiskFull, describe_full_disk, full_errno
 from bigbatch.train_loop.launch.own_report import KeptFolders, Report
@@ -34,11 +33,6 @@ class RecordSender(Protocol):
         """Whether the run is to stop."""
 
 
-def config_of(config: TrainConfig) -> dict[str, object]:
-    """The ``config`` that the function gets: its options, ``epochs`` and ``seed``."""
-    return {**config.trainable.options, "epochs": config.epochs, "seed": config.seed}
-
-
 def train_own(task: TrialTask, reporter: RecordSender, world: World, log: logging.Logger) -> None:
     """Call the function ``task.config.trainable`` names on this rank, and measure what it uses.
 
@@ -50,13 +44,14 @@ def train_own(task: TrialTask, reporter: RecordSender, world: World, log: loggin
     """
     from bigbatch.train_loop.loop.worker_use import open_use_meter
 
-    word = task.config.trainable.name
+    config = task.config
+    word = config.trainable.name
     folders = KeptFolders(task.checkpoint_dir)
     with _printing_to(Path(os.devnull) if world.rank else task.log_file), open_use_meter(world) as meter:
         function = load_function(OPTION, word)
         kept = world.of_first(folders.begin() if world.rank == 0 else None)
         report = Report(
-            epochs=task.config.epochs,
+            epochs=config.epochs,
             names=task.reported,
             folders=folders,
             kept=kept,
@@ -69,12 +64,13 @@ def train_own(task: TrialTask, reporter: RecordSender, world: World, log: loggin
         if kept is not None:
             log.info("resumed after epoch %d", report.epoch)
             reporter.send(kept.history)  # a report may have been lost with the process
-            if report.epoch >= task.config.epochs:
+            if report.epoch >= config.epochs:
                 return
         with _disk_named(task.checkpoint_dir):
             try:
                 with users_code(OPTION, word):
-                    function(config_of(task.config), report, kept.path if kept else None)
+                    options = {**config.trainable.options, "epochs": config.epochs, "seed": config.seed}
+                    function(options, report, kept.path if kept else None)
             except Exception:
                 if not report.stopped and report.lost is None:
                     raise

@@ -178,11 +178,7 @@ def _module(key: str, name: OwnName, source: str) -> types.ModuleType:
     sys.modules[title] = module  # dataclasses and pickle look their module up
     try:
         with users_code(key, str(name)), folder_first(name.path.parent):
-            try:
-                exec(compile(source, str(name.path), "exec"), module.__dict__)
-            except SystemExit as error:
-                ended = RuntimeError(f"the file ends the process when it is imported: SystemExit({error.code})")
-                raise ended.with_traceback(error.__traceback__) from None
+            exec(compile(source, str(name.path), "exec"), module.__dict__)
     # Ctrl-C, too: half a module must not be found the next time.
     except BaseException:
         del sys.modules[title]
@@ -211,15 +207,10 @@ def _told(key: str, word: str, error: BaseException) -> str:
 
 
 @functools.cache
-def _package_root() -> str:
-    return str(Path(__file__).resolve().parent.parent.parent)
-
-
-@functools.cache
 def _is_ours(filename: str) -> bool:
     """Whether a file belongs to this package (its folders lie in a clone's root, or in ``site-packages``)."""
     try:
-        parts = Path(filename).resolve().relative_to(_package_root()).parts
+        parts = Path(filename).resolve().relative_to(Path(__file__).resolve().parents[2]).parts
     except ValueError:
         return False
     return parts[0] in ("train_loop", "tune", "cluster", "search_spaces", "src")

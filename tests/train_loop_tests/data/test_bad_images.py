@@ -87,9 +87,9 @@ def test_the_default_folder_is_of_what_decides_the_outcome() -> None:
     assert CONFIG.replace_keys({"seed": 1}).outcome_json() != CONFIG.outcome_json()
 
 
-def test_the_range_test_ends_in_one_line(config, images, tmp_path, capsys):
+def test_the_range_test_ends_in_one_line(config, images, capsys):
     for path in (images / "train").rglob("*.png"):
         spoil(path)
-    assert lr_find.main(["--config", str(config), "--output", str(tmp_path / "found")]) == 1
+    assert lr_find.main(["--config", str(config)]) == 1
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and "failed: cannot read image" in said[0]

@@ -126,7 +126,7 @@ BAD_INPUT = {
     "batch that does not divide": ("--workers 3", "batch.global_size must divide"),
     "workers": ("--workers 0", "--workers must be at least 1; got 0"),
     "cores": ("--set global_size=64 micro_size=1 --workers 64", f"at most {usable_cpus()}, the number of"),
-    "data": ("--data nowhere/at/all", "the data path must exist; got 'nowhere/at/all'"),
+    "data": ("--data nowhere/at/all", "the data path must exist as a folder; got 'nowhere/at/all'"),
     "data twice": ("--data digits --set data.name=digits", "set once"),
     "time": ("--checkpoint-every-s -1", "--checkpoint-every-s must not be negative; got -1"),
     "time that is none": ("--checkpoint-every-s nan", "--checkpoint-every-s must be at least 0"),

@@ -200,18 +200,13 @@ def pack(source: PackSource, destination: Path, profile: PackProfile, workers: i
 
 
 def check_pack_fits(parent: Path, tasks: Sequence[ShardTask]) -> None:
-    """Raise ConfigError where bytes or inodes would not suffice for the shards that are still to be written."""
+    """Raise ConfigError where there is no room for the shards that are still to be written."""
     left = disk_space.space_left(parent)
     need = int(RESERVE * estimated_bytes(tasks))
     if left.bytes is not None and need > left.bytes:
         raise ConfigError(
             f"packing needs about {disk_space.format_bytes(need)}; got {disk_space.format_bytes(left.bytes)} left in "
             f"{parent} by {left.bytes_by}. Free some, write elsewhere, or use --profile fast."
-        )
-    inodes = 2 * len(tasks) + 5  # a note beside each shard while it is packed
-    if left.inodes is not None and left.inodes < inodes:
-        raise ConfigError(
-            f"packing needs {inodes} inodes; got {left.inodes} left in {parent} by {left.inodes_by}. Remove some files."
         )
 
 

@@ -150,7 +150,9 @@ def check_digest(path: Path, public: PublicSet) -> None:
 def _unpacked(archive: Path, work: Path) -> Path:
     """The archive as a plain tar, CIFAR's pixels as PNG, which loses nothing: images in a tar need no inodes."""
     plain = work / "images.tar"
-    if _holds_cifar(archive):
+    with tarfile.open(archive) as tar:
+        cifar = next(iter(tar)).name.startswith("cifar-10-batches-py")
+    if cifar:
         _write_cifar(archive, plain)
     else:
         with gzip.open(archive) as source, open(plain, "wb") as file:
@@ -158,11 +160,6 @@ def _unpacked(archive: Path, work: Path) -> Path:
     times = os.stat(archive)
     os.utime(plain, ns=(times.st_atime_ns, times.st_mtime_ns))  # a pack goes on with the source of the same time alone
     return plain
-
-
-def _holds_cifar(archive: Path) -> bool:
-    with tarfile.open(archive) as tar:
-        return next(iter(tar)).name.startswith("cifar-10-batches-py")
 
 
 def _write_cifar(archive: Path, plain: Path) -> None:

@@ -110,9 +110,6 @@ def test_too_little_room_is_refused_with_the_numbers(images, tmp_path, monkeypat
     monkeypatch.setattr(os, "statvfs", lambda path: Left)
     with pytest.raises(ConfigError, match=r"needs about 0\.\d\d MB; got 0\.00 MB left"):
         pack_here(images, tmp_path / "packed")
-    Left.f_bavail, Left.f_favail = 1 << 40, 2
-    with pytest.raises(ConfigError, match="needs 9 inodes; got 2"):
-        pack_here(images, tmp_path / "packed")
     assert list(tmp_path.iterdir()) == []
 
 

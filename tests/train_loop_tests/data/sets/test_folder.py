@@ -114,7 +114,7 @@ def test_broken_image_is_named(images_folder: Path, tmp_path: Path, content: byt
         ("imagenets", ("digits", "image folder", "'imagenet'")),
         ("/nowhere/images", ("must exist", "'/nowhere/images'")),
         ("./nowhere", ("must exist", "'./nowhere'")),
-        ("/etc/passwd", ("must be a folder; got the file",)),
+        ("/etc/passwd", ("must exist as a folder; got '/etc/passwd'",)),
     ],
 )
 def test_unknown_name_or_path_is_refused(name: str, words: Iterable[str]) -> None:
