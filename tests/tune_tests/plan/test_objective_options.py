@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bigbatch.tune.console.outcome import objective_lines
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.console.findings import objective_lines
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
