@@ -230,7 +230,7 @@ def test_what_does_not_fit_meets_one_line(tmp_path, space):
     assert "with trials that have ended" in refusal(tmp_path, space=space, warm_start=(empty,))
     assert "with val_loss:min" in refusal(tmp_path, space=space, warm_start=(loss,))
     for same in (path, f"{path}/../{Path(path).name}/"):
-        assert "each study once" in refusal(tmp_path, space=space, warm_start=(path, same))
+        assert len(plan_of(tmp_path, space=space, warm_start=(path, same)).warm_start) == 1
     several = {"objectives": "val_top1:max,gpu_hours:min"}
     assert "a search for one metric" in refusal(tmp_path, space=space, warm_start=(path,), **several)
     assert "'lr', which this one has not" in refusal(tmp_path, space="large_batch", warm_start=(path,))
