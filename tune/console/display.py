@@ -206,7 +206,7 @@ class LiveTable:
 
 def trial_table(progress: SearchProgress) -> Table:
     """The trials as a table. A terminal that is too narrow cuts its columns."""
-    shown = [(trial, _in_table(progress.settings(trial))) for trial in _shown(progress)]
+    shown = [(trial, progress.settings(trial)) for trial in _shown(progress)]
     short, columns = progress.shown.metric.short, columns_of([settings for _, settings in shown])
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("trial", "state", *columns, "epoch", short, "time"):
@@ -224,11 +224,6 @@ def trial_table(progress: SearchProgress) -> Table:
             style="bold" if best is not None and trial.number == best.number else "",
         )
     return table
-
-
-def _in_table(settings: dict[str, str]) -> dict[str, str]:
-    """With Adam's betas in the column of the momentum."""
-    return {"momentum" if name == "betas" else name: text for name, text in settings.items()}
 
 
 def epochs_done(trial: TrialView) -> str:
