@@ -115,7 +115,11 @@ def study_name(given: str | None, space: Space, data: DataInfo) -> str:
         parts = (Path(space.name).stem[:35], Path(data.name).name[:35], moment)
         # As --resume --study takes it, also of _space.py.
         return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts)).lstrip("._-")
-    check_study_name(given)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
+        raise ConfigError(
+            "--study names a folder: at most 100 letters, digits, '.', '_' or '-', the first a letter or digit; got "
+            f"{given!r}. Write e.g. first-try."
+        )
     return given
 
 
@@ -133,15 +137,6 @@ def resumed_folder(options: SearchOptions) -> Path:
         words = shlex.join(["--study", path.name, "--output", str(path.parent)])
         raise ConfigError(f"--study is the name of a folder in --output; got the path {given!r}. Write {words}.")
     return output.absolute() / given
-
-
-def check_study_name(given: str) -> None:
-    """Raise ConfigError if the name cannot be that of a new folder."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
-        raise ConfigError(
-            "--study names a folder: at most 100 letters, digits, '.', '_' or '-', the first a letter or digit; got "
-            f"{given!r}. Write e.g. first-try."
-        )
 
 
 def check_folder(output: Path, name: str, resume: bool) -> Path:
