@@ -99,7 +99,9 @@ class Space:
         Raises ValueError for a value outside its parameter's range.
         """
         points: list[dict[str, object]] = []
-        for point in self._wanted_points(workload, pinned or {}):
+        named, facts = workload.batches, dataclasses.replace(workload, fixed=_keys_of(pinned or {}))
+        for wanted in self.initial(facts) if self.initial else []:
+            point = {n: v for n, v in wanted.items() if not named or self.key_of(n) != BATCH_KEY or v in named}
             trial = StandInTrial(None, fixed=point)
             self(trial, workload, pinned)
             suggested = {name: value for name, value in trial.params.items() if name in point}
@@ -107,18 +109,9 @@ class Space:
                 points.append(suggested)
         return points
 
-    def _wanted_points(self, workload: Workload, pinned: Mapping[str, object]) -> list[dict[str, object]]:
-        """The file's points, without batches that ``--batch`` does not name."""
-        workload = dataclasses.replace(workload, fixed=_keys_of(pinned))
-        points = self.initial(workload) if self.initial else []
-        return [{n: value for n, value in point.items() if self._is_named(n, value, workload)} for point in points]
-
     def key_of(self, name: str) -> str | None:
         """The dotted key of the configuration that a parameter sets; None if it sets none by itself."""
         return known_key(self.parameter_keys[name][0] if name in self.parameter_keys else name)
-
-    def _is_named(self, name: str, value: object, workload: Workload) -> bool:
-        return not workload.batches or self.key_of(name) != BATCH_KEY or value in workload.batches
 
     def soft_priors(self, workload: Workload) -> dict[str, LogNormal]:
         """What is believed about parameters before the first trial. Raises ConfigError for something else."""
@@ -205,6 +198,7 @@ def _space(name: str, function: Callable[..., TrainConfig], module: types.Module
             f"a space is a function of (trial, workload); got {name!r} of '{where}', which does not take those two. "
             f"Write `def space(trial, workload):`."
         ) from None
+    with_priors = any(v is priors or getattr(v, "__module__", None) == priors.__name__ for v in vars(module).values())
     doc = (inspect.getdoc(function) or module.__doc__ or "").strip()
     return Space(
         name=name,
@@ -212,11 +206,11 @@ def _space(name: str, function: Callable[..., TrainConfig], module: types.Module
         source=where,
         doc=doc.splitlines()[0] if doc else "",
         # A space whose ranges follow from priors.py changes with that file.
-        fingerprint=_digest(without_comments(source) + (_priors_text() if _uses_priors(module) else "")),
+        fingerprint=_digest(without_comments(source) + (_priors_text() if with_priors else "")),
         defaults=_defaults(getattr(module, "DEFAULTS", {}), where),
         parameter_keys=dict(getattr(module, "PARAMETER_KEYS", {})),
         initial=getattr(module, "initial_points", None),
-        frontier=_frontier(getattr(module, "FRONTIER", None), where),
+        frontier=getattr(module, "FRONTIER", None),
         beliefs=getattr(module, "soft_priors", None),
         inverse=getattr(module, "parameters_of", None),
         decides_last_step="drop_last" in without_comments(source),
@@ -231,19 +225,6 @@ def _defaults(values: object, where: str) -> dict[str, int]:
             f"'{where}'. Write e.g. DEFAULTS = {{'trials': 20}}."
         )
     return dict(values)
-
-
-def _frontier(name: object, where: str) -> str | None:
-    if name is None or (isinstance(name, str) and name.strip()):
-        return name
-    raise ConfigError(
-        f"FRONTIER of a space must be the name of one of its parameters; got {name!r} in '{where}'. "
-        "Write e.g. FRONTIER = 'global_batch_size', or leave it out."
-    )
-
-
-def _uses_priors(module: types.ModuleType) -> bool:
-    return any(v is priors or getattr(v, "__module__", None) == priors.__name__ for v in vars(module).values())
 
 
 def _priors_text() -> str:

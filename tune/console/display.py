@@ -210,7 +210,7 @@ class LiveTable:
 
 def trial_table(progress: SearchProgress, width: int) -> Table:
     """The trials as a table. Settings for which a terminal of ``width`` is too narrow are left out."""
-    shown = [(trial, _in_table(progress.settings(trial))) for trial in _shown(progress)]
+    shown = [(trial, progress.settings(trial)) for trial in _shown(progress)]
     short, columns = progress.shown.metric.short, columns_of([settings for _, settings in shown])
     table = Table(box=None, pad_edge=False, header_style="bold")
     states = [trial.phase if trial.state == "RUNNING" else state_word(trial) for trial, _ in shown]
@@ -236,11 +236,6 @@ def trial_table(progress: SearchProgress, width: int) -> Table:
             style="bold" if best is not None and trial.number == best.number else "",
         )
     return table
-
-
-def _in_table(settings: dict[str, str]) -> dict[str, str]:
-    """With Adam's betas in the column of the momentum."""
-    return {"momentum" if name == "betas" else name: text for name, text in settings.items()}
 
 
 def epochs_done(trial: TrialView) -> str:

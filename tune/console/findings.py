@@ -44,14 +44,11 @@ from bigbatch.tune.storage.frontier_file import FRONTIER_FOLDER
 
 def print_plan(plan: SearchPlan, console: Console) -> None:
     """Print what the search will do, its highest cost, and where its results go."""
+    broken = textwrap.TextWrapper(console.width, subsequent_indent=" " * 11, break_long_words=False)
+    broken.break_on_hyphens = False
     for key, text in _trainable_lines(plan):
         line = f"{key:11}{text}"
-        console.print(_hanging(line, console.width) if console.is_terminal else line)
-
-
-def _hanging(line: str, width: int) -> str:
-    """The line broken between words, below its own text."""
-    return textwrap.fill(line, width, subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False)
+        console.print(broken.fill(line) if console.is_terminal else line)
 
 
 def print_machine(plan: SearchPlan, console: Console) -> None:
@@ -64,18 +61,19 @@ def print_machine(plan: SearchPlan, console: Console) -> None:
 
 def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     lines = [
-        ("study", plan.study + _resumed(plan)),
+        ("study", plan.study + " (resumed)" * plan.resume),
         ("space", f"{plan.space.name}: {plan.space.doc}"),
     ]
     lines += [("", f"{name:24} {interval.describe()}") for name, interval in plan.ranges.items()]
     lines += [("", f"{key:24} {value} (set)") for key, value in plan.overrides.items() if key != "data.holdout"]
+    how_many = "as many as the budget allows," if plan.open_ended else plan.trials
     stops = f"strategy {shown_name(plan.strategy)}, stopping {shown_name(plan.stopping)}"
     return [
         *lines,
         *(trainable_lines(plan.space) or _data_lines(plan)),
         *own_component_lines(plan),
         *_frontier(plan),
-        ("trials", f"{_how_many(plan)} of at most {epochs_text(plan.max_epochs)}, {stops}"),
+        ("trials", f"{how_many} of at most {epochs_text(plan.max_epochs)}, {stops}"),
         *([("first", in_words(plan.enqueued))] if plan.enqueued else []),
         *(("warm start", known_in_words(study)) for study in plan.warm_start),
         *objective_lines(plan),
@@ -112,19 +110,6 @@ def _frontier(plan: SearchPlan) -> list[tuple[str, str]]:
     return [("frontier", text)]
 
 
-def print_frontier(values: Mapping[str, object], hours: str, console: Console) -> None:
-    """Print the table of frontier.json's content, where it compares values."""
-    lines = frontier_lines(values, hours) if values else []
-    for place, (line, is_answer) in enumerate(lines):
-        console.print(f"\n{line}" if place == 0 else line, style="bold" if is_answer else "", soft_wrap=True)
-
-
-def _resumed(plan: SearchPlan) -> str:
-    if not plan.resume:
-        return ""
-    return " (resumed; failed trials are repeated)" if plan.options.retry_failed else " (resumed)"
-
-
 def _why_model(plan: SearchPlan) -> str:
     return f" (auto{'; --model resnet50 works too' * (plan.model == 'resnet18')})" if plan.model_was_auto else ""
 
@@ -136,10 +121,6 @@ def _resources(plan: SearchPlan) -> str:
     cores = f"{machine.cpus} CPU core{'s' * (machine.cpus != 1)}"
     have = f"{machine.gpus} GPU{'s' * (machine.gpus != 1)}, {cores}" if machine.gpus else f"{cores}, no GPU"
     return f"{have}: {share.describe()}"
-
-
-def _how_many(plan: SearchPlan) -> str:
-    return "as many as the budget allows," if plan.open_ended else str(plan.trials)
 
 
 def _cost(plan: SearchPlan) -> str:
@@ -176,7 +157,8 @@ def print_findings(
         return
     hours = "GPU h" if plan.machine.gpus else "worker h"
     headline, *sentences = answer_in_words(answer, hours) if answer else [best_in_words(done[0])]
-    print_frontier(answer, hours, console)
+    for place, (line, is_answer) in enumerate(frontier_lines(answer, hours) if answer else ()):
+        console.print(f"\n{line}" if place == 0 else line, style="bold" if is_answer else "", soft_wrap=True)
     console.print(f"\n{headline}", style="bold")
     if answer.get(USABLE) is False:
         return

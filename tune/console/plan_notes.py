@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.launch.local_workers import unused_gpus
 from bigbatch.train_loop.model.networks import RESNETS
-from bigbatch.tune.console.answer_words import name_in_words
 from bigbatch.tune.models.names import LEARNING
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.storage.storage_url import shared_file_warning
@@ -21,17 +18,9 @@ def plan_notes(plan: SearchPlan) -> list[str]:
         unused_gpus() if plan.address == "local" else None,
         size_of_images(plan.data, plan.model) if "data.image_size" not in plan.overrides else None,
         nothing_to_learn_from(plan.strategy, plan.most_trials, plan.share.concurrency, plan.workers),
-        # Without a number of trials they are never too few.
-        _too_few_for_the_values(sys.maxsize if plan.open_ended else plan.trials, *_compared(plan)),
         shared_file_warning(plan.storage),
     ]
     return [text for text in said if text]
-
-
-def _compared(plan: SearchPlan) -> tuple[int, int, str]:
-    """How many values the search compares, the epochs of a run, and what the values are called."""
-    frontier = plan.frontier
-    return (len(frontier.values), plan.max_epochs, name_in_words(frontier.name)) if frontier else (1, 0, "")
 
 
 def size_of_images(data: DataInfo, model: str) -> str | None:
@@ -58,27 +47,8 @@ def size_of_images(data: DataInfo, model: str) -> str | None:
     )
 
 
-TRIALS_A_VALUE = 3
-"""With fewer configurations for each value that is compared, luck decides which one has a good one."""
 TRIALS_A_SLOT = 4
 """A search learns little with fewer trials for each place at which one runs."""
-
-
-def _too_few_for_the_values(trials: int, values: int, epochs: int, word: str) -> str | None:
-    """A sentence for a search that compares more values than its trials can try; None if they are enough.
-
-    Args:
-        epochs: of a run that is not stopped early.
-        word: what is compared, e.g. ``batch``.
-    """
-    enough = TRIALS_A_VALUE * values
-    if values < 2 or trials >= enough:
-        return None
-    return (
-        f"{trials} trial{'s' * (trials != 1)} for {values} values of {word} are fewer than {TRIALS_A_VALUE} for each, "
-        f"so some may not be tried, and luck decides among the others. Write --trials {enough} (at most "
-        f"{enough * epochs:,} epochs), or let the space have fewer values."
-    )
 
 
 def nothing_to_learn_from(name: str, trials: int, slots: int, workers: int) -> str | None:

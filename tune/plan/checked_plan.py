@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from bigbatch.base import json_values
 from bigbatch.base.command_line import nearest_word
@@ -30,7 +30,6 @@ from bigbatch.train_loop.plugins.metric_names import checked_metrics
 from bigbatch.tune.models.names import STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.plan.enqueued import first_trials
 from bigbatch.tune.plan.fitting import (
-    FittedSearch,
     SearchRequest,
     fit_search,
     fit_search_to_unknown_cluster,
@@ -42,7 +41,6 @@ from bigbatch.tune.plan.machine import (
     AT_MOST,
     MOST,
     GpuSharing,
-    Machine,
     Share,
     first_share,
     local_machine,
@@ -117,7 +115,11 @@ def study_name(given: str | None, space: Space, data: DataInfo) -> str:
         parts = (Path(space.name).stem[:35], Path(data.name).name[:35], moment)
         # As --resume --study takes it, also of _space.py.
         return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts)).lstrip("._-")
-    check_study_name(given)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
+        raise ConfigError(
+            "--study names a folder: at most 100 letters, digits, '.', '_' or '-', the first a letter or digit; got "
+            f"{given!r}. Write e.g. first-try."
+        )
     return given
 
 
@@ -135,15 +137,6 @@ def resumed_folder(options: SearchOptions) -> Path:
         words = shlex.join(["--study", path.name, "--output", str(path.parent)])
         raise ConfigError(f"--study is the name of a folder in --output; got the path {given!r}. Write {words}.")
     return output.absolute() / given
-
-
-def check_study_name(given: str) -> None:
-    """Raise ConfigError if the name cannot be that of a new folder."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
-        raise ConfigError(
-            "--study names a folder: at most 100 letters, digits, '.', '_' or '-', the first a letter or digit; got "
-            f"{given!r}. Write e.g. first-try."
-        )
 
 
 def check_folder(output: Path, name: str, resume: bool) -> Path:
@@ -211,32 +204,8 @@ def make_plan(options: SearchOptions) -> SearchPlan:
     return plan
 
 
-class CheckedOptions(NamedTuple):
-    """The meaning of options that can be read without space, data or machine."""
-
-    strategy: str
-    stopping: str
-    wandb: str
-    workers: int
-    trials_per_gpu: int | None
-    seed: int
-    overrides: dict[str, object]
-    batches: tuple[int, ...]
-    data: DataConfig
-    budget_gpu_hours: float | None
-    time_budget_s: float | None
-
-
-def check_option_values(o: SearchOptions) -> CheckedOptions:
-    """Check the options that need no look at space, data, files or machine. Raises ConfigError."""
-    wandb = o.wandb or wandb_run.DISABLED
-    wandb_run.check_wandb_mode(wandb)
-    seed = 0 if o.seed is None else o.seed
-    TrainConfig(seed=seed)  # checks its range
-    overrides = _overrides(o)
-    batches = parse_batches(o.batch)
-    overrides |= pinned_batch(batches, overrides)
-    data_keys = {key: value for key, value in overrides.items() if key.startswith("data.")}
+def _check_option_values(o: SearchOptions) -> None:
+    """Check the options that need no look at space, data, files or machine, and set no field of the plan."""
     if o.retry_failed and not o.resume:
         raise ConfigError(
             "--retry-failed continues a study; got no --resume. Write --resume --study NAME, or leave it out."
@@ -244,22 +213,9 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     check_join(o)
     one_of_objective_options(o)
     read_baseline(o.baseline)
-    _at_least_one("--trials", 1, o.trials)
-    _at_least_one("--max-epochs", 1, o.max_epochs)
-    workers = _at_least_one("--workers", o.workers or 1, o.workers)
-    return CheckedOptions(
-        strategy=_named_or_own("--strategy", o.strategy or "auto", STRATEGIES),
-        stopping=_named_or_own("--stopping", o.stopping or "auto", STOPPINGS),
-        wandb=wandb,
-        workers=workers,
-        trials_per_gpu=read_trials_per_gpu(o.trials_per_gpu, workers),
-        seed=seed,
-        overrides=overrides,
-        batches=batches,
-        data=data_config({"data.name": o.data or "digits", **data_keys}),
-        budget_gpu_hours=_positive("--budget-gpu-hours", o.budget_gpu_hours),
-        time_budget_s=parse_duration(o.time_budget) if o.time_budget else None,
-    )
+    for option, number in (("--trials", o.trials), ("--max-epochs", o.max_epochs), ("--workers", o.workers)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{option} must be at least 1; got {number}. Write {option} 1 or more.")
 
 
 def _named_or_own(option: str, value: str, allowed: tuple[str, ...]) -> str:
@@ -278,28 +234,35 @@ def _overrides(o: SearchOptions) -> dict[str, object]:
     return with_components(overrides | ({"data.holdout": o.holdout} if o.holdout else {}), o)
 
 
-def _space_of(o: SearchOptions) -> Space:
-    return load_trainable(o) if o.trainable is not None else load_space(o.space or DEFAULT_SPACE)
-
-
-def _fitted(search: SearchRequest, machine: Machine) -> FittedSearch:
-    return fit_search(search, machine) if machine.nodes else fit_search_to_unknown_cluster(search)
-
-
 def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     """``stored``: the description of the resumed study; empty for a new one."""
-    checked, space = check_option_values(o), _space_of(o)
-    scan, data, overrides = _data_of(o, checked)
+    wandb = o.wandb or wandb_run.DISABLED
+    wandb_run.check_wandb_mode(wandb)
+    seed = 0 if o.seed is None else o.seed
+    TrainConfig(seed=seed)  # checks its range
+    overrides, batches = _overrides(o), parse_batches(o.batch)
+    overrides |= pinned_batch(batches, overrides)
+    _check_option_values(o)
+    workers = o.workers or 1
+    strategy = _named_or_own("--strategy", o.strategy or "auto", STRATEGIES)
+    stopping = _named_or_own("--stopping", o.stopping or "auto", STOPPINGS)
+    per_gpu = read_trials_per_gpu(o.trials_per_gpu, workers)
+    budget_gpu_hours = _positive("--budget-gpu-hours", o.budget_gpu_hours)
+    time_budget_s = parse_duration(o.time_budget) if o.time_budget else None
+    data_keys = {key: value for key, value in overrides.items() if key.startswith("data.")}
+    asked_data = data_config({"data.name": o.data or "digits", **data_keys})
+    space = load_trainable(o) if o.trainable is not None else load_space(o.space or DEFAULT_SPACE)
+    scan, data, overrides = _data_of(o, asked_data, overrides)
     trials, max_epochs = _trials_and_epochs(o, space, data)
     objectives = read_own_objectives(o) if o.trainable else read_objective_options(o, data, overrides)
-    chosen = suited(o, objectives, checked.strategy, checked.stopping)
+    chosen = suited(o, objectives, strategy, stopping)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
-    sharing = GpuSharing(checked.trials_per_gpu, json_values.whole_number(stored, AT_MOST, MOST))
-    known = (machine, checked.workers, trials, o.is_open_ended, sharing.at_first)
-    share = first_share(*known) if machine.nodes else Share(1, checked.workers, {"CPU": 1.0})
+    sharing = GpuSharing(per_gpu, json_values.whole_number(stored, AT_MOST, MOST))
+    known = (machine, workers, trials, o.is_open_ended, sharing.at_first)
+    share = first_share(*known) if machine.nodes else Share(1, workers, {"CPU": 1.0})
     model = None if (o.model or "auto") == "auto" else absolute("--model", str(o.model))
-    search = SearchRequest(space, data, model, max_epochs, checked.workers, overrides, checked.batches)
-    fitted = _fitted(search, machine)
+    search = SearchRequest(space, data, model, max_epochs, workers, overrides, batches)
+    fitted = fit_search(search, machine) if machine.nodes else fit_search_to_unknown_cluster(search)
     name = o.study if o.study and o.resume else study_name(o.study, space, data)
     return SearchPlan(
         study=name,
@@ -310,16 +273,16 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         model_was_auto=model is None and o.trainable is None,
         trials=trials,
         max_epochs=max_epochs,
-        budget_gpu_hours=checked.budget_gpu_hours,
-        time_budget_s=checked.time_budget_s,
+        budget_gpu_hours=budget_gpu_hours,
+        time_budget_s=time_budget_s,
         strategy=chosen[0],
         stopping=chosen[1],
-        workers=checked.workers,
+        workers=workers,
         storage=o.storage,
         resume=o.resume,
-        seed=checked.seed,
+        seed=seed,
         address=o.address or "local",
-        wandb=wandb_run.reachable_mode(checked.wandb),
+        wandb=wandb_run.reachable_mode(wandb),
         machine=machine,
         share=share,
         sharing=sharing,
@@ -334,12 +297,14 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     )
 
 
-def _data_of(o: SearchOptions, checked: CheckedOptions) -> tuple[FolderScan | None, DataInfo, dict[str, object]]:
+def _data_of(
+    o: SearchOptions, asked: DataConfig, overrides: dict[str, object]
+) -> tuple[FolderScan | None, DataInfo, dict[str, object]]:
     """The images of a folder, the facts of the data with the holdout, and the overrides that name it."""
     if o.trainable is not None:
-        return None, trainable_data(), checked.overrides
-    looked = look(checked.data, open_some=True)
-    data, overrides = divide_validation(looked.info, checked.overrides, o.holdout)
+        return None, trainable_data(), overrides
+    looked = look(asked, open_some=True)
+    data, overrides = divide_validation(looked.info, overrides, o.holdout)
     check_stage(o.stage, data)
     return looked.scan, data, overrides
 
@@ -349,12 +314,6 @@ def _trials_and_epochs(o: SearchOptions, space: Space, data: DataInfo) -> tuple[
     trials = o.trials or space.defaults.get("trials") or DEFAULT_TRIALS.get(data.name, DEFAULT_TRIALS_OTHER)
     max_epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
     return trials, max_epochs
-
-
-def _at_least_one(option: str, value: int, given: int | None) -> int:
-    if (given if given is not None else value) < 1:
-        raise ConfigError(f"{option} must be at least 1; got {given}. Write {option} 1 or more.")
-    return value
 
 
 def _positive(option: str, value: float | None) -> float | None:

@@ -55,13 +55,9 @@ class Source:
 
 def read_sources(texts: Sequence[str]) -> list[Source]:
     """The configurations that ``--enqueue`` names; empty for ``none``. Raises ConfigError."""
-    twice = sorted({text for text in texts if texts.count(text) > 1})
-    if twice or (NONE in texts and len(texts) > 1):
-        raise ConfigError(
-            f"--enqueue takes each configuration once, or none alone; got {' '.join(texts)}. "
-            f"Leave out {twice[0] if twice else NONE}."
-        )
-    return [_read(text) for text in texts if text != NONE]
+    if NONE in texts and len(texts) > 1:
+        raise ConfigError(f"--enqueue takes configurations, or none alone; got {' '.join(texts)}. Leave out {NONE}.")
+    return [_read(text) for text in dict.fromkeys(texts) if text != NONE]
 
 
 def _read(text: str) -> Source:

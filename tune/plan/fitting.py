@@ -43,17 +43,12 @@ def parse_batches(text: str | None) -> tuple[int, ...]:
     found = []
     for word in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*([kK]?)\s*", word)
-        if re.fullmatch(r"\s*-\d.*", word):
-            raise ConfigError(f"--batch must not be negative; got {text!r}. {EXAMPLE}")
         if not match or not int(match[1]):
             raise ConfigError(
                 f"--batch takes numbers of images above 0, with commas between them; got {text!r}. {EXAMPLE}"
             )
         found.append(int(match[1]) * UNITS[match[2].lower()])
-    twice = sorted({batch for batch in found if found.count(batch) > 1})
-    if twice:
-        raise ConfigError(f"--batch names each batch once; got {twice[0]} twice in {text!r}. Keep one of them.")
-    return tuple(sorted(found))
+    return tuple(sorted(set(found)))
 
 
 def pinned_batch(batches: Sequence[int], overrides: Mapping[str, object]) -> dict[str, object]:
@@ -74,22 +69,15 @@ def check_batches(batches: Sequence[int], workload: Workload) -> None:
                 f"--batch must be at most the {workload.train_size:,} training images; got {batch}. "
                 f"Write --batch {workload.train_size} or less."
             )
-        if not divides(batch, workload):
+        try:
+            BatchConfig(batch, max_micro_size=workload.max_micro_size).split(workload.workers)
+        except ConfigError:
             fix = divisible(batch, workload.workers, workload.max_micro_size)
             least = least_micro_size(batch // workload.workers, workload.max_micro_size)
             raise ConfigError(
                 f"--batch must divide over the {workload.workers} workers of a trial, in equal micro-batches of "
                 f"{least} images or more; got {batch}. Write e.g. --batch {fix}."
-            )
-
-
-def divides(batch: int, workload: Workload) -> bool:
-    """Whether the workers of a trial can train this global batch."""
-    try:
-        BatchConfig(batch, max_micro_size=workload.max_micro_size).split(workload.workers)
-    except ConfigError:
-        return False
-    return True
+            ) from None
 
 
 def _check_batches_are_searched(space: Space, workload: Workload, ranges: Mapping[str, ParamRange]) -> None:

@@ -17,8 +17,6 @@ WORKER_MEMORY_BYTES = 2 * 2**30
 """Memory reserved for a worker on a machine without GPUs. ResNet-18 in float32 with micro-batch 256 takes 1.3 GB."""
 LEAST_MEMORY_BYTES = 1300 * 10**6
 """A node with less memory than this is used only if no node has more."""
-MOST_KINDS = 4
-"""A line names at most this many kinds of nodes."""
 USED_WELL = 0.9
 """A cut with a better number of trials is chosen if it uses at least this part of the most cores that any cut uses."""
 
@@ -72,9 +70,7 @@ class Machine:
     def describe(self) -> str:
         """The nodes, with equal ones counted: ``2 nodes with 4 GPUs and 32 CPU cores, a node with …``."""
         kinds = Counter(node.describe() for node in self.nodes).most_common()
-        words = [f"{f'{count} nodes' if count > 1 else 'a node'} with {kind}" for kind, count in kinds[:MOST_KINDS]]
-        rest = sum(count for _, count in kinds[MOST_KINDS:])
-        return ", ".join(words + ([f"{rest} more"] if rest else []))
+        return ", ".join(f"{f'{count} nodes' if count > 1 else 'a node'} with {kind}" for kind, count in kinds)
 
     def to_dict(self) -> dict[str, object]:
         """For study.json: totals, and each kind of node with its count."""

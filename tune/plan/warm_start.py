@@ -46,15 +46,12 @@ def knowledge_of(plan: SearchPlan, stored: Mapping[str, object]) -> tuple[KnownS
 def read_knowledge(plan: SearchPlan) -> tuple[KnownStudy, ...]:
     """The studies that ``--warm-start`` names. Raises ConfigError for one that is none, is empty or does not fit."""
     paths = plan.options.warm_start
-    folders = [Path(path).resolve() for path in paths]
-    twice = [path for number, path in enumerate(paths) if folders[number] in folders[:number]]
-    if twice:
-        raise ConfigError(f"--warm-start takes each study once; got {twice[0]!r} twice. Leave one out.")
     if paths and (plan.objectives.several or "=" in plan.objectives.text):
         raise ConfigError(
             f"--warm-start needs a search for one metric; got {plan.objectives.text}. Leave out --warm-start."
         )
-    return tuple(_read(path, plan) for path in paths)
+    once = {Path(path).resolve(): path for path in paths}  # a study that is named twice is read once
+    return tuple(_read(path, plan) for path in once.values())
 
 
 def _read(path: str, plan: SearchPlan) -> KnownStudy:

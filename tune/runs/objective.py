@@ -125,19 +125,6 @@ def failure_of_epoch(objective: Objective, record: Record) -> tuple[str, Failure
     return text, FailureKind.CONFIGURATION
 
 
-def chance_level(name: str, num_classes: int) -> float:
-    """A metric's value for a network that has learnt nothing; not a number where there is none.
-
-    ``num_classes``: 0 where targets are no classes, or their number is not known.
-    """
-    if not num_classes or name not in metrics.known_metrics():
-        return math.nan
-    if name.endswith("_top1"):
-        return 1 / num_classes
-    # The cross entropy of a prediction that calls all classes equally likely.
-    return math.log(num_classes) if name.endswith("_loss") else math.nan
-
-
 @dataclass(frozen=True)
 class Reported:
     """What is known of the metrics that the runs of a study report."""
@@ -149,18 +136,14 @@ class Reported:
     own_loss: bool = False
     """Whether the loss is a function of the user's: nobody knows its value at chance level."""
 
-    def may_have(self, name: str) -> bool:
-        """Whether a metric of the user's own may have this name."""
-        return bool(name) if self.own is None else reported_by(self.own, name)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of those metrics, without ``val_``."""
-        return [metric_name(word) for word in self.own or ()]
-
     def worst(self, name: str) -> float:
-        """``chance_level`` here."""
-        return math.nan if self.own_loss and name.endswith("_loss") else chance_level(name, self.num_classes)
+        """A metric's value for a network that has learnt nothing; not a number where there is none."""
+        if self.num_classes and name in metrics.known_metrics():
+            if name.endswith("_top1"):
+                return 1 / self.num_classes
+            if name.endswith("_loss") and not self.own_loss:
+                return math.log(self.num_classes)  # of a prediction that calls all classes equally likely
+        return math.nan
 
 
 def read_objective(option: str, text: str, reported: Reported) -> Objective:
@@ -170,8 +153,8 @@ def read_objective(option: str, text: str, reported: Reported) -> Objective:
     """
     name, colon, word = (part.strip() for part in text.partition(":"))
     known = name in metrics.known_metrics() or (reported.own is None and not colon)  # else a typing error would pass
-    own = not known and reported.may_have(name)
-    others = None if reported.own is None else [f"val_{n}" for n in reported.names]
+    own = not known and (bool(name) if reported.own is None else reported_by(reported.own, name))
+    others = None if reported.own is None else [f"val_{metric_name(word)}" for word in reported.own]
     metric = Metric(name, "") if own else metrics.metric_named(option, name, others)
     directions: dict[str, Direction] = {short: full for full, short in SHORT_DIRECTIONS.items()}
     if not colon:

@@ -136,7 +136,7 @@ def tell(observers: list[Observer], event: str, *arguments: object) -> None:
     # A copy: one that fails leaves the list meanwhile.
     for observer in list(observers):
         try:
-            getattr(observer, event, _ignore)(*arguments)
+            getattr(observer, event, lambda *_: None)(*arguments)
         except Exception as error:
             # The search itself meets a full disk, and ends.
             if full_errno(error) is not None:
@@ -145,10 +145,6 @@ def tell(observers: list[Observer], event: str, *arguments: object) -> None:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             name = type(observer).__name__
             print(f"warning: the search continues without {name}: {reason}", file=sys.stderr, flush=True)
-
-
-def _ignore(*_: object) -> None:
-    """Stands for a method that an observer lacks."""
 
 
 FINISHED = ("COMPLETE", "PRUNED", "FAIL")

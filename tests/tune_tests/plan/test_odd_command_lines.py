@@ -29,12 +29,11 @@ TUNE_LINES = {
     "--trials": "--trials takes a value; got none",
     "--budget-gpu-hours 4h": "--budget-gpu-hours must be a number; got '4h'",
     **{
-        f"--time-budget {text}": f"--time-budget is a duration above 0; got {text!r}. Write e.g. 4h"
-        for text in ("soon", "0", "30m4h", "1h30")
+        f"--time-budget {text}": f"--time-budget is a duration above 0, with its unit; got {text!r}. Write e.g. 4h"
+        for text in ("soon", "0", "30m4h", "1h30", "4", "-1h")
     },
-    "--time-budget -1h": "--time-budget must not be negative; got '-1h'. Write e.g. 4h",
     "--subset -10%": "--subset must not be negative; got -10%",
-    "--batch 128,-1": "--batch must not be negative; got '128,-1'",
+    "--batch 128,-1": "--batch takes numbers of images above 0, with commas between them; got '128,-1'",
     "--subset ten%": "--subset must be a part of the whole; got 'ten%'. Write e.g. 0.1 or 10%.",
     "--holdout half": "--holdout must be a part of the validation images, or none; got 'half'. Write e.g. 50%.",
     "--holdout 1%": "data.holdout must leave an image of each class in both parts",

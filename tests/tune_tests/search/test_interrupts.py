@@ -54,7 +54,9 @@ def test_a_search_whose_cluster_is_gone_ends_and_can_be_resumed(tiny, tmp_path):
     os.kill(head.pid, signal.SIGKILL)
     assert search.end(240) != 0
     trials = load(tmp_path / "runs" / "s").trials
-    assert max(len(trial.intermediate_values) for trial in trials) >= 2 and not any(trial.state.is_finished() for trial in trials)
+    assert max(len(trial.intermediate_values) for trial in trials) >= 2 and not any(
+        trial.state.is_finished() for trial in trials
+    )
     again = Search("--resume", "--study", "s", cwd=tmp_path)
     again.wait_for(r"resumed after epoch")
     again.kill_tree()
