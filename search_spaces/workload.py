@@ -6,14 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bigbatch.train_loop.config import (
-    BatchConfig,
-    ConfigError,
-    DataConfig,
-    ModelConfig,
-    TrainConfig,
-    resolve_key,
-)
+from bigbatch.train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, TrainConfig, resolve_key
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ class SlurmJob:
     """The Slurm job around this process, read from the environment."""
 
     job_id: str
-    job_name: str | None
     node_list: str | None
     nodes: int | None
     partition: str | None
@@ -42,7 +41,6 @@ def slurm_job(env: Mapping[str, str] | None = None) -> SlurmJob | None:
         return None
     return SlurmJob(
         job_id=job_id,
-        job_name=env.get("SLURM_JOB_NAME"),
         node_list=env.get("SLURM_JOB_NODELIST"),
         nodes=slurm_commands.least_count(env.get("SLURM_JOB_NUM_NODES")),
         partition=env.get("SLURM_JOB_PARTITION"),

@@ -22,14 +22,7 @@ from bigbatch.base.root import ROOT
 from bigbatch.base.waits import MARGIN_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.allocation import PLANNED_NODES
-from bigbatch.cluster.host.profiles import (
-    BUILT_IN,
-    NO_LIMIT_S,
-    InputError,
-    Site,
-    find_site,
-    format_time,
-)
+from bigbatch.cluster.host.profiles import BUILT_IN, NO_LIMIT_S, InputError, Site, find_site, format_time
 from bigbatch.cluster.job.allocated_nodes import DEVICE_VARIABLES
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import request_checks, search_check

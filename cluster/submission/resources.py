@@ -10,14 +10,7 @@ from dataclasses import dataclass, replace
 
 from bigbatch.base.command_line import did_you_mean
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.profiles import (
-    NO_LIMIT_S,
-    InputError,
-    Partition,
-    Site,
-    format_time,
-    parse_time,
-)
+from bigbatch.cluster.host.profiles import NO_LIMIT_S, InputError, Partition, Site, format_time, parse_time
 from bigbatch.cluster.job import options
 from bigbatch.cluster.submission import request_checks
 from bigbatch.cluster.submission.request_checks import Request

@@ -24,17 +24,7 @@ from bigbatch.train_loop.model.sharding import blocks, shard
 from bigbatch.train_loop.optim import build_optimizer
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 from helpers.small_disk import fill
-from helpers.tiny_training import (
-    CONFIG,
-    FOUND,
-    LeavesOut,
-    StopsAt,
-    be_a_rank,
-    bn_model,
-    changed,
-    outcome,
-    whole_tensor,
-)
+from helpers.tiny_training import CONFIG, FOUND, LeavesOut, StopsAt, be_a_rank, bn_model, changed, outcome, whole_tensor
 
 CPU = torch.device("cpu")
 STEPS, MICRO, INPUTS, CLASSES = 4, 4, 5, 3

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import shlex
 import signal
 import sys
 import time
@@ -314,17 +313,6 @@ def announce(task: RunPlan) -> None:
     )
 
 
-def typed_command(prog: str, argv: Sequence[str] | None, launch: Launch | None) -> str:
-    """The command as the user typed it, to be repeated."""
-    words = shlex.join(sys.argv[1:] if argv is None else argv)
-    if launch is not None and launch.by == "torchrun":
-        more = f"--nnodes {launch.nodes} " if launch.nodes > 1 else ""
-        return f"torchrun {more}--nproc-per-node {launch.on_node} {prog} {words}"
-    if launch is not None:
-        return f"srun -N {launch.nodes} -n {launch.world_size} python {prog} {words}"
-    return f"{prog} {words}" if prog.startswith("bigbatch") else f"python {prog} {words}"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 done, 1 the run failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM."""
     with reader_may_leave():
@@ -357,7 +345,7 @@ def _main(argv: Sequence[str] | None) -> int:
         code = 128 + signum if signum else INTERRUPTED
         words = sys.argv[1:] if argv is None else argv
         again = "measure again" if any(word.startswith("--profile-steps") for word in words) else "resume"
-        return _say(f"stopped. To {again}: {typed_command(prog, argv, launch)}", code, speaks)
+        return _say(f"stopped. To {again}: repeat the command", code, speaks)
     except (NonFiniteLossError, CheckpointError, RayStartError, LostPeerError) as error:
         return _say(f"{prog}: failed: {error}", 1, speaks)
     except OSError as error:
@@ -366,9 +354,9 @@ def _main(argv: Sequence[str] | None) -> int:
         if number is None or "task" not in locals():
             raise
         line = str(error) if isinstance(error, DiskFull) else describe_full_disk(number, task.output)
-        return _say(f"{prog}: failed: {line}. Make room, then: {typed_command(prog, argv, launch)}", 1, True)
+        return _say(f"{prog}: failed: {line}. Make room, then repeat the command", 1, True)
     except DeviceMemoryError as error:  # only this rank knows it, so this rank must print
-        again = f". To continue with the smaller micro-batch: {typed_command(prog, argv, launch)}" * error.healed
+        again = ". To continue with the smaller micro-batch: repeat the command" * error.healed
         return _say(f"{prog}: failed: {error}{again}", 1, True)
     except (ImageError, LoaderError, NodeMemoryError) as error:  # as well
         return _say(f"{prog}: failed: {error}", 1, True)

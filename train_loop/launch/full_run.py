@@ -31,12 +31,7 @@ from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handl
 from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_resources
 from bigbatch.train_loop.launch.ray_session import LocalRay
 from bigbatch.train_loop.launch.trainer import fit_from_driver
-from bigbatch.train_loop.launch.trial_task import (
-    TrialTask,
-    WorkersEnd,
-    failed_end,
-    leave_images,
-)
+from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, failed_end, leave_images
 from bigbatch.train_loop.launch.worker_lines import RecordPrinter, read_lines, records_of
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.train_loop.reporter import EpochRecord, Tracker

@@ -35,11 +35,7 @@ from bigbatch.train_loop.host.ranks import SHARED_BY, memory_part, sharing_of, s
 from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.ray_internals import is_preempted
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, kind_of
-from bigbatch.train_loop.launch.worker_lines import (
-    NOTES,
-    RESUMED,
-    append_line,
-)
+from bigbatch.train_loop.launch.worker_lines import NOTES, RESUMED, append_line
 from bigbatch.train_loop.progress import ProgressFile, progress_file
 from bigbatch.train_loop.reporter import EpochRecord
 

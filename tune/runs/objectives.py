@@ -14,14 +14,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.metrics import Record
-from bigbatch.tune.runs.objective import (
-    Direction,
-    Objective,
-    Reported,
-    TimeToTarget,
-    read_objective,
-    read_target,
-)
+from bigbatch.tune.runs.objective import Direction, Objective, Reported, TimeToTarget, read_objective, read_target
 from bigbatch.tune.runs.run import AnyTrial
 
 T = TypeVar("T")

@@ -11,14 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.models.look_value import LookedRun, chance_of_little, look_epoch, looked_of
 from bigbatch.tune.models.protocol import SearchFacts
-from bigbatch.tune.runs.run import (
-    CONTINUES_ATTR,
-    DROPPED_ATTR,
-    GIVEN_ATTR,
-    earlier_of,
-    is_paused,
-    was_refused,
-)
+from bigbatch.tune.runs.run import CONTINUES_ATTR, DROPPED_ATTR, GIVEN_ATTR, earlier_of, is_paused, was_refused
 from bigbatch.tune.runs.study_index import StudyIndex
 
 PAUSED, DONE, GOES_ON, RUNS = "paused", "done", "goes on", "runs"

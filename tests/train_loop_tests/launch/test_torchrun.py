@@ -73,8 +73,7 @@ def test_killed_and_interrupted_run_ends_as_one_that_was_not(torchrun, best, tmp
     interrupted.wait_for(f"epoch {epochs_in(killed.lines)[-1] + 2:2}/{EPOCHS}")
     os.killpg(interrupted.process.pid, signal.SIGINT)
     assert interrupted.end() not in (0, 2)
-    typed = f"torchrun --nproc-per-node 2 {TRAIN} --config best.json --set epochs={EPOCHS} --output out"
-    before, said, _ = interrupted.stderr().partition(f"To resume: {typed}")
+    before, said, _ = interrupted.stderr().partition("To resume: repeat the command")
     assert said and "Traceback" not in before
 
     last = torchrun()

@@ -18,15 +18,7 @@ from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.loop import assembly, validation
 from bigbatch.train_loop.loop.train import NonFiniteLossError, TrainingStopped, train
 from bigbatch.train_loop.reporter import ListReporter, best_record, epoch_line
-from helpers.loop_references import (
-    ONE_STEP,
-    STEPS,
-    full_batch_gradient,
-    parameters,
-    rate,
-    run,
-    val_reference,
-)
+from helpers.loop_references import ONE_STEP, STEPS, full_batch_gradient, parameters, rate, run, val_reference
 from helpers.tiny_training import (
     CONFIG,
     VAL_SIZE,

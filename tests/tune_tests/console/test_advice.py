@@ -8,10 +8,7 @@ from PIL import Image
 
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.commands.tune import tune_main
-from bigbatch.tune.console.plan_notes import (
-    nothing_to_learn_from,
-    size_of_images,
-)
+from bigbatch.tune.console.plan_notes import nothing_to_learn_from, size_of_images
 from bigbatch.tune.models.names import resolved
 
 

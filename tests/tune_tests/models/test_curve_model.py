@@ -6,14 +6,7 @@ from scipy.stats import multivariate_normal
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from bigbatch.tune.models import curve_model
-from bigbatch.tune.models.curve_model import (
-    CurveModel,
-    CurvePoints,
-    Scale,
-    negative_log_posterior,
-    prior,
-    thinned,
-)
+from bigbatch.tune.models.curve_model import CurveModel, CurvePoints, Scale, negative_log_posterior, prior, thinned
 
 
 def some_points(n: int, d: int, seed: int = 0) -> CurvePoints:

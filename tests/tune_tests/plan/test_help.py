@@ -10,9 +10,7 @@ import pytest
 from bigbatch.cluster.host.allocation import PLANNED_NODES
 from bigbatch.train_loop.launch.wandb_run import reachable_mode
 from bigbatch.tune.plan.arguments import FIRST, OPTIONS, parse_options, tune_parser
-from bigbatch.tune.plan.checked_plan import (
-    make_plan,
-)
+from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from helpers.refusals import refusal

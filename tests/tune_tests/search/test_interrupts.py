@@ -30,7 +30,7 @@ def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_do
     from bigbatch.tune.plan.checked_plan import make_plan
     from bigbatch.tune.plan.options import SearchOptions
     from bigbatch.tune.runs.observer import TrialView
-    from bigbatch.tune.search.ending import end_search
+    from bigbatch.tune.search.driver import end_search
     from bigbatch.tune.search.interrupts import StopRequest
     from bigbatch.tune.search.running import SearchRun
     from bigbatch.tune.storage.store import StudyStore

@@ -7,15 +7,7 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from bigbatch.tune.search.tuner import StopWhen
-from helpers.bridges import (
-    EPOCHS,
-    Recorder,
-    make_bridge,
-    number_of,
-    record,
-    reopen,
-    run_out,
-)
+from helpers.bridges import EPOCHS, Recorder, make_bridge, number_of, record, reopen, run_out
 
 
 def test_a_trial_that_runs_to_its_end_is_complete_with_all_it_reported(store):

@@ -9,12 +9,7 @@ from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.train_loop.config import BatchSplit, DataConfig, LoaderConfig
 from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.loading import ring
-from bigbatch.train_loop.data.loading.counts import (
-    cores_per_rank,
-    loader_workers,
-    memory_per_rank_bytes,
-    slot_count,
-)
+from bigbatch.train_loop.data.loading.counts import cores_per_rank, loader_workers, memory_per_rank_bytes, slot_count
 from bigbatch.train_loop.data.loading.upload import COPIES_AHEAD
 
 MB, GB = 10**6, 10**9

@@ -17,15 +17,7 @@ from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packing.shards import PackProfile, convert
 from bigbatch.train_loop.data.sets import folder
 from bigbatch.train_loop.data.sets.scan import scan_folder
-from helpers.packed_sets import (
-    CLASSES,
-    jpeg_bytes,
-    pack_here,
-    rows,
-    run_pack,
-    write_images,
-    write_small_images,
-)
+from helpers.packed_sets import CLASSES, jpeg_bytes, pack_here, rows, run_pack, write_images, write_small_images
 
 
 def test_shards_hold_the_folders_images_in_its_order(images: Path, packed: Path) -> None:
