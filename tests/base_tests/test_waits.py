@@ -32,6 +32,7 @@ WITHIN = {
     "a node may miss a few heartbeats": (4 * w.HEARTBEAT_S, w.HUNG_S),
     "a worker is given up before the first node is": (w.HUNG_S, w.FIRST_LOST_S),
     "Ray hears of a hung node before the next one hangs": (w.HUNG_DRAIN_S, w.HUNG_S),
+    "a start of Ray is tried several times": (4 * w.RAY_START_S, w.START_TIMEOUT_S),
     "a silent controller is asked several times": (4 * w.COMMAND_S, w.SILENT_S),
 }
 

@@ -1,6 +1,7 @@
 """The options of a search as one table: ``bigbatch tune``. Standard library only, for login nodes.
 
-What an option's value must be is checked where the plan is made; ``options.py`` holds the values.
+``--help`` prints the groups but the last one, ``--help-all`` every group. What an option's value must be is checked
+where the plan is made; ``options.py`` holds the values.
 """
 
 from __future__ import annotations
@@ -103,12 +104,24 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     groups = {name: parser.add_argument_group(name) for name in names}
     for option in OPTIONS:
         settings = option.settings if option.metavar is None else {**option.settings, "metavar": option.metavar}
-        groups[option.group].add_argument(f"--{option.name}", help=option.help, **settings)
+        shown = argparse.SUPPRESS if option.group == RARE else option.help
+        groups[option.group].add_argument(f"--{option.name}", help=shown, **settings)
     add_part_options(groups[TRAINED].add_argument)
     quiet = "print the answer and errors alone; lines about trials are in the study's logs/driver.log"
     groups[RUN].add_argument("--quiet", action="store_true", help=quiet)
-    groups[RUN].add_argument("-h", "--help", action="help", help="print this")
+    groups[RUN].add_argument("-h", "--help", action="help", help="print this, without what is rarely needed")
+    groups[RUN].add_argument("--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="print all")
     return parser
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print the help with what is rarely needed."""
+        texts = {option.name.replace("-", "_"): option.help for option in OPTIONS}
+        for action in parser._actions:
+            action.help = texts.get(action.dest, action.help)
+        parser.print_help()
+        parser.exit()
 
 
 def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> dict[str, object]:

@@ -48,6 +48,7 @@ Signs of life.
 The start of a job's nodes.
 
     START_TIMEOUT_S 300      default of ``--start-timeout``: Ray's start is tried again, then the job goes on or ends
+      RAY_START_S 30         Ray waits for its own processes, and no setting changes that
 
 A controller of Slurm that does not answer.
 
@@ -122,6 +123,8 @@ HUNG_DRAIN_S = 5.0
 
 START_TIMEOUT_S = 300.0
 """Default of ``--start-timeout``: the time for all nodes to register."""
+RAY_START_S = 30.0
+"""Ray's own limit: if its processes are not up by then, ``ray start`` fails."""
 
 SILENT_S = 300.0
 """How long a job waits for a silent controller. A cancelled job is killed earlier."""

@@ -9,7 +9,7 @@ import pytest
 
 from bigbatch.cluster.host.allocation import PLANNED_NODES
 from bigbatch.train_loop.launch.wandb_run import reachable_mode
-from bigbatch.tune.plan.arguments import FIRST, OPTIONS, parse_options, tune_parser
+from bigbatch.tune.plan.arguments import FIRST, OPTIONS, RARE, parse_options, tune_parser
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -24,8 +24,12 @@ def help_of(word: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_help_shows_the_ten_that_matter_first(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = re.findall(r"^  (?:-h, )?--([a-z-]+)", help_of("--help", capsys), re.MULTILINE)
+    shown, all_of_them = (
+        re.findall(r"^  (?:-h, )?--([a-z-]+)", help_of(word, capsys), re.MULTILINE) for word in ("--help", "--help-all")
+    )
     assert shown[:10] == [one.name for one in OPTIONS if one.group == FIRST]
+    rare = [one.name for one in OPTIONS if one.group == RARE]
+    assert all_of_them == [*shown, *rare] and len(shown) <= 40
 
 
 def test_every_field_of_a_search_has_one_option() -> None:
