@@ -80,11 +80,11 @@ def our_trial(task: dict[str, Any]) -> None:
 
     from bigbatch.train_loop.launch import trainer
     from bigbatch.train_loop.launch.trial_task import Restarts
-    from bigbatch.tune.trials.trial_run import _report_to_tune
+    from bigbatch.tune.trials.trial_run import _ReportToTune
 
     trial_id = ray.tune.get_context().get_trial_id()
     Path(task["storage"], trial_id + ".running").write_text(str(running))
-    callback = _report_to_tune(Restarts(0, 0))
+    callback = _ReportToTune(Restarts(0, 0))
     run = ray.train.RunConfig(name=trial_id, storage_path=task["storage"], callbacks=[callback])
     scaling = ray.train.ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1})
     trainer.make_trainer(train_empty_and_say_so, task, scaling, run).fit()
