@@ -72,9 +72,9 @@ class DataSource(ABC):
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
         """Validation images by their indices."""
 
+    @abstractmethod
     def val_labels(self) -> sampling.Indices:
         """The classes of all validation images, int64 ``[N]``, for ``data.holdout``."""
-        raise NotImplementedError
 
     def finish(self, images: Nested) -> Nested:
         """A batch's images, on the device by now, as the model takes them: float32 ``[N, 3, H, W]``, normalised.
