@@ -32,8 +32,7 @@ from replay.stand_ins import RowPool, SimulatedClock, SnappingSampler, StartedTr
 from search_outcomes import top_rows
 
 from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, Strategy, TrialDecision
-from bigbatch.tune.proposers.passing_sampler import Combined
-from bigbatch.tune.strategies import make_strategy
+from bigbatch.tune.strategies import Combined, make_strategy
 
 RAYS_FACTOR = 4
 """Ray's ASHAScheduler: ``reduction_factor``; its ``grace_period`` is 1."""

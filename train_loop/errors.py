@@ -46,12 +46,12 @@ class LoaderError(RuntimeError):
 class DeviceMemoryError(RuntimeError):
     """A training step did not fit into a device's memory. The message says what was tried.
 
-    ``healed``: whether a smaller micro-batch is noted beside the checkpoints, so that the next start may fit.
+    ``halved``: whether a smaller micro-batch is noted beside the checkpoints, so that the next start may fit.
     """
 
-    def __init__(self, message: str, *, healed: bool = False) -> None:
+    def __init__(self, message: str, *, halved: bool = False) -> None:
         super().__init__(message)
-        self.healed = healed
+        self.halved = halved
 
 
 class NodeMemoryError(RuntimeError):

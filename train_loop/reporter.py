@@ -187,7 +187,7 @@ class Reporter(Protocol):
       and that a person should know. Without this method, rank 0 logs it.
     - ``resumed(history: Sequence[EpochRecord])``, once, before the first step of a resumed run,
       with the records of all finished epochs: some may not have arrived before the run was killed.
-    - ``healed(halvings: Sequence[Halving])``, once for each start, before the first step: how often the micro-batch was
+    - ``halved(halvings: Sequence[Halving])``, once for each start, before the first step: how often the micro-batch was
       halved because it did not fit into a device's memory (``loop/oom_retry.py``).
     - ``stop_requested() -> bool``, polled like ``checkpoint_requested``; True on any rank makes the
       run write a checkpoint and raise ``TrainingStopped`` on all of them.
@@ -287,7 +287,7 @@ class PrintReporter:
             for record in history:
                 self._tracker(record)
 
-    def healed(self, halvings: Sequence[object]) -> None:
+    def halved(self, halvings: Sequence[object]) -> None:
         """Print the last halving of the micro-batch."""
         self._say(f"{halvings[-1]}")
 

@@ -1,15 +1,25 @@
-"""Strategies by the names of ``--strategy`` and ``--stopping``."""
+"""Strategies by the names of ``--strategy`` and ``--stopping``: a proposer and a stopping, joined.
+
+Confirmations are hidden from both: a strategy does not decide these. A configuration that is trained again must not
+look like several good ones.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial
 
 from bigbatch.train_loop.config.rules import is_own
 from bigbatch.tune.models.curve_data import CurveEncoder
 from bigbatch.tune.models.names import STOPPINGS, STRATEGIES, resolved
-from bigbatch.tune.models.protocol import Proposer, SearchFacts, Stopping, Strategy
+from bigbatch.tune.models.protocol import Fits, Lasts, Proposer, SearchFacts, Stopping, Strategy, TrialDecision
 from bigbatch.tune.proposers.curves import CurvesSampler
 from bigbatch.tune.proposers.frontier_sampler import at_frontier
 from bigbatch.tune.proposers.own_strategy import own_sampler
-from bigbatch.tune.proposers.passing_sampler import Combined
+from bigbatch.tune.proposers.passing_sampler import OwnTrials, ShownSampler
 from bigbatch.tune.proposers.samplers import sampler_factory, trial_seed
 from bigbatch.tune.stoppers.early_look import EarlyLook
 from bigbatch.tune.stoppers.stopping import PrunerStopping
@@ -39,3 +49,30 @@ def _stopping(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Stopping:
     if name == "look":
         return EarlyLook(facts, encoder)
     return PrunerStopping(name, facts)
+
+
+@dataclass(frozen=True)
+class Combined:
+    """The strategy of a proposer and a stopping. They see its own trials alone; the others are never stopped."""
+
+    proposer: Proposer
+    stopping: Stopping
+    _own: OwnTrials = field(default_factory=OwnTrials, init=False, repr=False, compare=False)
+
+    def sampler(self, number: int) -> BaseSampler:
+        """A new sampler for trial ``number``."""
+        return ShownSampler(self.proposer(number), self._own.seen)
+
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
+        """As the stopping, for what it sees."""
+        if self._own.hides(trial):
+            return TrialDecision.GO_ON
+        return self.stopping.look(self._own.seen(study), trial, epoch)
+
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
+        """As the stopping, for what it sees."""
+        return self.stopping.to_continue(self._own.seen(study), fits, lasts)
+
+    def is_over(self, study: Study) -> bool:
+        """As the stopping, for what it sees."""
+        return self.stopping.is_over(self._own.seen(study))

@@ -34,6 +34,19 @@ def test_the_architecture_page_names_each_wing_once_and_no_other() -> None:
     assert set(named) == wings
 
 
+def test_the_table_of_what_to_open_names_files_and_what_is_in_them() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    rows = text.split("| to change |")[1].split("\n\n")[0].splitlines()[2:]
+    for row in rows:
+        file = ""
+        for word in re.findall(r"`([\w/.]+)`", row):
+            if "/" in word:
+                assert (ROOT / word).exists(), row
+                file = (ROOT / word).read_text(encoding="utf-8") if word.endswith(".py") else ""
+            else:
+                assert re.search(rf"\b{word}\b", file), f"{word}: {row}"
+
+
 def test_the_list_of_decisions_is_what_its_script_writes_today_and_their_numbers_are_unique() -> None:
     maker = script(DOCS / "make_decisions.py")
     assert maker.index() == maker.INDEX.read_text(encoding="utf-8"), "run: make pages"

@@ -8,7 +8,7 @@ import pytest
 from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.runs.run import DIVERGED_ATTR, FAILURE_ATTR, HEALED_ATTR, TRIALS_PER_GPU_ATTR
+from bigbatch.tune.runs.run import DIVERGED_ATTR, FAILURE_ATTR, HALVINGS_ATTR, TRIALS_PER_GPU_ATTR
 from helpers.full_device import small_device
 from helpers.paths import TUNE
 from helpers.searches import load
@@ -30,7 +30,7 @@ def test_trials_heal_in_the_same_trial_at_the_same_global_batch(run_command, tmp
         batch = TrainConfig.from_dict(trial.user_attrs["config"]).batch
         split = batch.split(workers)
         assert (split.global_size, split.micro_size) == (16, 4)
-        sizes = [one["micro_size"] for one in trial.user_attrs[HEALED_ATTR]]
+        sizes = [one["micro_size"] for one in trial.user_attrs[HALVINGS_ATTR]]
         assert sizes == [8, 4][workers - 1 :] and not {DIVERGED_ATTR, FAILURE_ATTR} & trial.user_attrs.keys()
     assert "The micro-batch is now 4" in done.stdout
     best = json.loads((tmp_path / "runs" / "s" / "best.json").read_text())

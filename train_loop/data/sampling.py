@@ -29,7 +29,7 @@ def generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
 
 
 def train_order(size: int, seed: int, epoch: int, repeats: int = 1) -> Indices:
-    """The training images of an epoch in their order, ``[size]``: a permutation.
+    """The shuffle of an epoch: its training images in their order, ``[size]``, a permutation.
 
     With repeated augmentation (Hoffer et al. 2020; Berman et al. 2019, §3) the first ``size`` entries of the
     permutation with each image ``repeats`` times in a row, as timm's ``RepeatAugSampler``: an epoch has as many

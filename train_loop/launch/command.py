@@ -356,7 +356,7 @@ def _main(argv: Sequence[str] | None) -> int:
         line = str(error) if isinstance(error, DiskFull) else describe_full_disk(number, task.output)
         return _say(f"{prog}: failed: {line}. Make room, then repeat the command", 1, True)
     except DeviceMemoryError as error:  # only this rank knows it, so this rank must print
-        again = ". To continue with the smaller micro-batch: repeat the command" * error.healed
+        again = ". To continue with the smaller micro-batch: repeat the command" * error.halved
         return _say(f"{prog}: failed: {error}{again}", 1, True)
     except (ImageError, LoaderError, NodeMemoryError) as error:  # as well
         return _say(f"{prog}: failed: {error}", 1, True)

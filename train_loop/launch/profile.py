@@ -21,7 +21,7 @@ from bigbatch.train_loop.launch.options import PROFILES_FILE, ProfileOptions
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.chronometer import OTHER, STEP
-from bigbatch.train_loop.loop.oom_retry import Halving, until_it_fits
+from bigbatch.train_loop.loop.oom_retry import Halving, retry_with_smaller_micro_batches
 from bigbatch.train_loop.loop.step_profile import StepProfile, measure_steps, trace_steps
 from bigbatch.train_loop.reporter import ListReporter
 
@@ -55,7 +55,7 @@ def print_profile(
                 trace_steps(run, TRACED_STEPS, str(options.trace_folder))
             return profile
 
-        profile = until_it_fits(begin, measured, None, device)
+        profile = retry_with_smaller_micro_batches(begin, measured, None, device)
         if launch is not None and launch.rank != 0:
             return
         print(*profile_lines(profile), sep="\n")

@@ -53,7 +53,7 @@ FAILURE_KIND = "failure_kind"
 """The metric with the ``FailureKind`` of that reason."""
 NODES = "nodes"
 """The metric with the nodes of a run, Ray's id and host of each; of a failure the one that met it, if it is known."""
-HEALED = "healed"
+HALVINGS = "halvings"
 """The metric with the halvings of the micro-batch (``loop/oom_retry.py``), all since the run began."""
 RESTARTED = "restarted"
 """The metric with the reason why a run's workers are started again."""
@@ -104,13 +104,13 @@ class RayReporter:
         self._note({NOTES: list(texts)})
         ray.train.report({RECORDS: [], NOTES: list(texts)})
 
-    def healed(self, halvings: Sequence[Halving]) -> None:
+    def halved(self, halvings: Sequence[Halving]) -> None:
         """Send the halvings of the micro-batch, for the study; and the last one as a line for the user."""
         import ray.train
 
         self._log.warning("%s", halvings[-1])
         self._note({NOTES: [str(one) for one in halvings]})
-        ray.train.report({RECORDS: [], HEALED: [asdict(one) for one in halvings]})
+        ray.train.report({RECORDS: [], HALVINGS: [asdict(one) for one in halvings]})
 
     def checkpoint_requested(self) -> bool:
         """True once, when Ray announces that a node of this run will be removed."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # they import Ray, and the trainer torch, which a search's ow
     from ray.train import RunConfig, ScalingConfig, UserCallback
     from ray.train.torch import TorchTrainer
 
-LOOK_S = 0.25
+POLL_S = 0.25
 """How often a driver that waits for its run looks whether it is to leave."""
 
 
@@ -97,7 +97,7 @@ def fit_from_driver(task: TrialTask, leaving: threading.Event) -> WorkersEnd:
     controller: Any = ray.remote(num_cpus=0, scheduling_strategy=place)(_Controller).remote()
     try:
         answer = controller.fit.remote(task.to_dict())
-        while not ray.wait([answer], timeout=LOOK_S)[0]:
+        while not ray.wait([answer], timeout=POLL_S)[0]:
             if leaving.is_set():
                 return WorkersEnd(stopped=True)
         end: WorkersEnd | Exception = ray.get(answer)

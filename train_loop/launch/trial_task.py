@@ -149,7 +149,7 @@ class StartsAgain:
         before, self._halvings = self._halvings, len(read_halvings(self._checkpoints))
         met = telling_error(error)[1]
         # Ray may name a worker that only lost its connection: then the note beside the checkpoints tells.
-        if self._halvings > before or (isinstance(met, DeviceMemoryError) and met.healed):
+        if self._halvings > before or (isinstance(met, DeviceMemoryError) and met.halved):
             return True
         same = kind_of(met) in (FailureKind.IMAGES, FailureKind.OWN_CODE, FailureKind.DEVICE_MEMORY)
         return False if same else None

@@ -28,7 +28,7 @@ from bigbatch.train_loop.host.device_use import UseMeter
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
 from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums, ValidationMetric, build_metrics
-from bigbatch.train_loop.loop.oom_retry import Halving, healed_split
+from bigbatch.train_loop.loop.oom_retry import Halving, halved_split
 from bigbatch.train_loop.loop.sharded_state import SHARDS, read_shards
 from bigbatch.train_loop.loop.step import TrainStep, placed
 from bigbatch.train_loop.loop.worker_use import open_use_meter
@@ -108,12 +108,12 @@ def set_up(
     world = World.current(_made_ready(device))
     source = _open(config, stage_folder, world, reporter, scan)
     halvings = max(world.gather(tuple(halvings)), key=len)  # a file system may show another node's file late
-    split = healed_split(config.batch.split(world.workers), halvings)
+    split = halved_split(config.batch.split(world.workers), halvings)
     source.info.steps_per_epoch(split.global_size)  # raises ConfigError if there is none
     run = _fresh(config, reporter, checkpoints, world, source, split)
-    content = _load(run, healed=bool(halvings))
-    if halvings and hasattr(reporter, "healed"):
-        reporter.healed(halvings)
+    content = _load(run, halved=bool(halvings))
+    if halvings and hasattr(reporter, "halved"):
+        reporter.halved(halvings)
     if content:
         _check_steps(content.get("steps_per_epoch", run.steps_per_epoch), run.steps_per_epoch)
         if checkpoints.folder and (SHARDS in content or is_shared_out(run.model)):
@@ -297,16 +297,16 @@ def choose_precision(choice: str, device: torch.device) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def _load(run: Run, *, healed: bool) -> Content | None:
+def _load(run: Run, *, halved: bool) -> Content | None:
     """The checkpoint to resume from, which rank 0 reads for all ranks. If one rank finds an error, all raise it.
 
-    ``healed``: whether the micro-batch may differ, because a larger one did not fit.
+    ``halved``: whether the micro-batch may differ, because a larger one did not fit.
     """
     checkpoints, error = run.checkpoints, None
     content = checkpoints.load(run.world)
     if content and checkpoints.folder:
         try:
-            check_same_run(content, run.config, run.source.info, checkpoints.folder, healed=healed)
+            check_same_run(content, run.config, run.source.info, checkpoints.folder, halved=halved)
         except ConfigError as found:
             error = found
     for other in run.world.gather(error):

@@ -309,11 +309,11 @@ def describe_data(info: DataInfo) -> dict[str, Any]:
 
 
 def check_same_run(
-    content: Content, config: TrainConfig, info: DataInfo, folder: Path, *, healed: bool = False
+    content: Content, config: TrainConfig, info: DataInfo, folder: Path, *, halved: bool = False
 ) -> None:
     """Raise ConfigError if the checkpoint belongs to another configuration or other data.
 
-    A longer run is also another configuration: its schedule differs from the first step. ``healed``: the micro-batch
+    A longer run is also another configuration: its schedule differs from the first step. ``halved``: the micro-batch
     may be another one.
     """
     if content["format"] != FORMAT:
@@ -323,7 +323,7 @@ def check_same_run(
         )
     # A checkpoint from before a key existed was trained with the key's default.
     stored = TrainConfig.from_dict(content["config"]).to_dict()
-    if healed:
+    if halved:
         stored["batch"] = same_but_micro_batch(config.batch, stored["batch"])
     changes = differing_keys(stored, config.to_dict())
     before, now = dict(content["data"]), describe_data(info)

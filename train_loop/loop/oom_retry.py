@@ -27,7 +27,7 @@ from bigbatch.train_loop.host.ranks import trials_on_gpu
 if TYPE_CHECKING:
     import torch
 
-HEALED_FILE = "micro_batch.json"
+HALVINGS_FILE = "micro_batch.json"
 _FULL = re.compile(
     r"""(CUDA|HIP)(\ driver)?(\ error:)?\ out\ of\ memory
     | CUDA\ ran\ out\ of\ memory                             # torch, on cuDNN's engines for new shapes
@@ -74,7 +74,7 @@ def read_halvings(folder: Path | None) -> tuple[Halving, ...]:
     if folder is None:
         return ()
     try:
-        values = json.loads((folder / HEALED_FILE).read_text())
+        values = json.loads((folder / HALVINGS_FILE).read_text())
         return tuple(Halving(**each) for each in json_values.objects(values, "halvings"))  # type: ignore[arg-type]
     except (OSError, ValueError, TypeError, AttributeError):  # missing, or of another version
         return ()
@@ -87,7 +87,7 @@ def at_most(split: BatchSplit, bound: int) -> BatchSplit:
     return BatchSplit(split.workers, share // size, size)
 
 
-def healed_split(split: BatchSplit, halvings: Sequence[Halving]) -> BatchSplit:
+def halved_split(split: BatchSplit, halvings: Sequence[Halving]) -> BatchSplit:
     """The division of the batch after the halvings."""
     return at_most(split, min((one.micro_size for one in halvings), default=split.micro_size))
 
@@ -118,7 +118,7 @@ def is_device_memory_full(error: BaseException, device: torch.device) -> bool:
     return isinstance(error, RuntimeError) and bool(_FULL.search(str(error)))
 
 
-def until_it_fits(
+def retry_with_smaller_micro_batches(
     begin: Callable[[Sequence[Halving]], Any], go_on: Callable[[Any], T], folder: Path | None, device: torch.device
 ) -> T:
     """What ``go_on`` returns for the run that ``begin`` sets up; with smaller micro-batches until they fit.
@@ -128,7 +128,7 @@ def until_it_fits(
         folder: of the checkpoints. None: the halvings are noted nowhere.
 
     Raises:
-        DeviceMemoryError: nothing fits; or another worker must also start again (``healed``); or other trials share the
+        DeviceMemoryError: nothing fits; or another worker must also start again (``halved``); or other trials share the
             GPU, and then no smaller micro-batch is tried.
         NodeMemoryError: nothing fits into the memory of CPUs.
     """
@@ -149,7 +149,7 @@ def until_it_fits(
                 raise
             halvings = _halved(run, error, halvings, folder)
             if run.world.workers > 1:
-                raise DeviceMemoryError(f"{halvings[-1]} ({_first_line(error)})", healed=True) from error
+                raise DeviceMemoryError(f"{halvings[-1]} ({_first_line(error)})", halved=True) from error
         finally:
             # What stays frozen is never collected, this run's garbage neither.
             gc.unfreeze()
@@ -186,7 +186,7 @@ def _halved(run: Any, error: Exception, halvings: tuple[Halving, ...], folder: P
     known = (*known, Halving(*sizes, progress.epoch + 1, progress.step, run.world.rank))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / HEALED_FILE, {"halvings": [dataclasses.asdict(one) for one in known]}, indent=1)
+        write_json(folder / HALVINGS_FILE, {"halvings": [dataclasses.asdict(one) for one in known]}, indent=1)
     return known
 
 

@@ -25,7 +25,7 @@ from bigbatch.train_loop.distributed import pick_device
 from bigbatch.train_loop.errors import NonFiniteLossError, TrainingStopped
 from bigbatch.train_loop.loop.assembly import Run, on_device, seed_batch, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, describe_data
-from bigbatch.train_loop.loop.oom_retry import Halving, until_it_fits
+from bigbatch.train_loop.loop.oom_retry import Halving, retry_with_smaller_micro_batches
 from bigbatch.train_loop.loop.replayed_step import replay_steps
 from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
 from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
@@ -86,7 +86,7 @@ def train(
         NonFiniteLossError: on all ranks, when the loss of any becomes NaN or infinite.
         CheckpointError: no checkpoint in the folder can be read.
         DeviceMemoryError: a step does not fit into the device's memory. One worker first tries smaller micro-batches,
-            down to one image. Of several the one that failed raises; if ``healed`` is true, start all of them again.
+            down to one image. Of several the one that failed raises; if ``halved`` is true, start all of them again.
         NodeMemoryError, OwnCodeError: as DeviceMemoryError, on CPUs; a user's function raised an exception.
         TrainingStopped: see ``Reporter``.
     """
@@ -97,7 +97,7 @@ def train(
         return set_up(config, reporter, checkpoints, device, stage_folder, scan, halvings)
 
     with whose_error(own_words(config)), checkpoints.writing():
-        return until_it_fits(begin, _train_to_the_end, checkpoint_dir, device)
+        return retry_with_smaller_micro_batches(begin, _train_to_the_end, checkpoint_dir, device)
 
 
 def _train_to_the_end(run: Run) -> TrainResult:

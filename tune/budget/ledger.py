@@ -140,7 +140,7 @@ class Ledger:
     def used_here(self) -> DeviceSeconds:
         """The sum of all sessions in this folder, without what the study's other drivers have used."""
         with self._lock:
-            self._advance()
+            self._charge()
             total = DeviceSeconds()
             total.add(self._before)
             total.add(self._session)
@@ -166,13 +166,13 @@ class Ledger:
     def held_s(self) -> float:
         """Device seconds that all drivers have held."""
         with self._lock:
-            self._advance()
+            self._charge()
             return self._before.held_s + self._session.held_s + self._elsewhere.held_s
 
     def trial_s(self, number: int) -> float:
         """Device seconds that the trial has used in all its attempts."""
         with self._lock:
-            self._advance()
+            self._charge()
             parts = (self._before, self._session, self._elsewhere)
             return sum(part.trials_s.get(number, 0.0) for part in parts)
 
@@ -208,7 +208,7 @@ class Ledger:
     def end(self, trial: int) -> None:
         """Note that the trial uses no device from now on."""
         with self._lock:
-            self._advance()
+            self._charge()
             self._running.pop(trial, None)
 
     def note(self, **seconds: float) -> None:
@@ -237,7 +237,7 @@ class Ledger:
     def close(self) -> None:
         """End the session: it holds nothing any more. A full disk loses what the last beats could not write."""
         with self._lock:
-            self._advance()
+            self._charge()
             self._running, self._devices = {}, 0.0
             self._facts["ended_at"] = _now()
             if self._ending_since is not None:
@@ -250,7 +250,7 @@ class Ledger:
 
     def _begin_session(self) -> bool:
         """Choose this driver's file, with the next free number. Returns whether this is its first entry."""
-        self._advance()
+        self._charge()
         if self._path is not None:
             return False
         numbers = [int(path.stem) for path in self._folder.glob("*.json") if path.stem.isdecimal()]
@@ -269,7 +269,7 @@ class Ledger:
         """Write the file outside the lock: the file system may hang, and the search's thread takes that lock."""
         with self._writing:
             with self._lock:
-                self._advance()
+                self._charge()
                 path, facts = self._path, {**self._facts, "devices": self._held_now()}
                 facts |= {"elsewhere_device_s": round(self._elsewhere.held_s, 3)} if self._elsewhere.held_s else {}
                 now = DeviceSeconds()
@@ -277,7 +277,8 @@ class Ledger:
             if path is not None:
                 _write(path, now, **facts)
 
-    def _advance(self) -> None:
+    def _charge(self) -> None:
+        """Add the GPU hours since the last call: of all devices that are held, and of each trial that runs."""
         now, before = self._clock(), self._at
         self._at = now
         if self._path is None:

@@ -1,15 +1,10 @@
-"""A sampler that lets another one sample: perhaps one for each trial, or one that is shown another study.
-
-``Combined`` joins a proposer and a stopping, and hides confirmations from them: a strategy does not decide these. A
-configuration that is trained again must not look like several good ones.
-"""
+"""A sampler that lets another one sample: perhaps one for each trial, or one that is shown another study."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from optuna.distributions import BaseDistribution
@@ -17,7 +12,6 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.models.protocol import Fits, Lasts, Proposer, Stopping, TrialDecision
 from bigbatch.tune.models.study_view import view_of
 from bigbatch.tune.runs.run import Kind, kind_of
 from bigbatch.tune.runs.study_index import StudyIndex
@@ -96,6 +90,10 @@ class OwnTrials(StudyIndex):
         self.update(study)
         return view_of(study, self._shown) if self._hidden else study
 
+    def hides(self, trial: FrozenTrial) -> bool:
+        """Whether a strategy does not see it: a confirmation, which no strategy decides."""
+        return kind_of(trial) == Kind.CONFIRMATION
+
     def _shown(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
         """Of the trials for which ``seen`` was asked, or later ones."""
         self.take_in(trials)
@@ -109,32 +107,5 @@ class OwnTrials(StudyIndex):
         self._hidden: list[int] = []
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
-        if kind_of(trials[place]) == Kind.CONFIRMATION and place not in self._hidden:
+        if self.hides(trials[place]) and place not in self._hidden:
             self._hidden.append(place)
-
-
-@dataclass(frozen=True)
-class Combined:
-    """The strategy of a proposer and a stopping. They see its own trials alone; the others are never stopped."""
-
-    proposer: Proposer
-    stopping: Stopping
-    _own: OwnTrials = field(default_factory=OwnTrials, init=False, repr=False, compare=False)
-
-    def sampler(self, number: int) -> BaseSampler:
-        """A new sampler for trial ``number``."""
-        return ShownSampler(self.proposer(number), self._own.seen)
-
-    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
-        """As the stopping, for what it sees."""
-        if kind_of(trial) == Kind.CONFIRMATION:
-            return TrialDecision.GO_ON
-        return self.stopping.look(self._own.seen(study), trial, epoch)
-
-    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
-        """As the stopping, for what it sees."""
-        return self.stopping.to_continue(self._own.seen(study), fits, lasts)
-
-    def is_over(self, study: Study) -> bool:
-        """As the stopping, for what it sees."""
-        return self.stopping.is_over(self._own.seen(study))

@@ -65,7 +65,7 @@ FAILURE_ATTR = "failure_kind"
 """User attribute of a failed trial: its ``FailureKind``."""
 DIED_ATTR = "died_after_epoch"
 """User attribute of a trial whose processes died: the last epoch that it had then."""
-HEALED_ATTR = "healed"
+HALVINGS_ATTR = "halvings"
 """User attribute of a trial whose micro-batch was halved for lack of device memory: its halvings, oldest first."""
 DROPPED_ATTR = "checkpoint_dropped/"
 """Prefix of a study's user attributes, with the number of a paused trial whose checkpoint was removed for room. Such

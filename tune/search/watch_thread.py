@@ -26,7 +26,7 @@ LEAST_SILENCE_S = 60.0
 TIMES_LONGEST = 3.0
 EVERY_S = 60.0
 """Time between two lines."""
-LOOK_S = 0.5
+POLL_S = 0.5
 HANDED = "it was handed to Ray, which starts its workers where their cores or GPUs are free"
 
 
@@ -150,7 +150,7 @@ class SearchWatch:
             self._over.set()
 
     def _run(self) -> None:
-        while not self._over.wait(LOOK_S):
+        while not self._over.wait(POLL_S):
             if line := self.look():
                 self._tell("search_said", line)
 

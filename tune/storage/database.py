@@ -31,7 +31,7 @@ PATIENCE_S, PAUSE_S = 300.0, 2.0
 """How long a call is repeated. Meanwhile the trials train and their reports wait."""
 BEAT_S, DEAD_AFTER_S = 10, 60
 """A trial whose driver has given no sign of life for so long runs no more."""
-TRY_FOR_S, LOOK_S = 5.0, 0.05
+TRY_FOR_S, POLL_S = 5.0, 0.05
 """How long a driver waits for its turn. Then it asks again later, so that a hanging driver does not stop the others."""
 REPEATED = (
     "set_study_user_attr", "set_study_system_attr", "get_study_id_from_name", "get_study_name_from_id",
@@ -156,7 +156,7 @@ def _tried(attempt: Callable[[], bool], wait_s: float) -> bool:
     while not attempt():
         if time.monotonic() >= until:
             return False
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return True
 
 

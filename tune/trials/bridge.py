@@ -19,12 +19,12 @@ from ray.tune.search import Searcher
 from bigbatch.base import json_values
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind, read_kind
-from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, HEALED, NODES, RECORDS, RESTARTED
+from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, HALVINGS, NODES, RECORDS, RESTARTED
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.launch.worker_lines import NOTES
 from bigbatch.train_loop.loop.oom_retry import Halving, config_after_oom
 from bigbatch.tune.models.protocol import TrialDecision
-from bigbatch.tune.runs.run import HEALED_ATTR
+from bigbatch.tune.runs.run import HALVINGS_ATTR
 from bigbatch.tune.trials.live_trial import LiveTrial, Over
 from bigbatch.tune.trials.trial_manager import TrialManager
 
@@ -79,7 +79,7 @@ class OptunaBridge(TrialManager, Searcher):
         if live is None:
             return True
         self._notes.hear(live.view.number, result)
-        if line := note_oom_retries(live, json_values.objects(result, HEALED)):
+        if line := note_oom_retries(live, json_values.objects(result, HALVINGS)):
             self.say(line)
         if why := result.get(RESTARTED):
             self.say(
@@ -132,12 +132,12 @@ def note_oom_retries(live: LiveTrial, reported: Sequence[Mapping[str, object]]) 
 
     Returns a line for the user; "" if the study knows all of them. A resumed trial reports its past ones again.
     """
-    if not reported or list(reported) == live.trial.user_attrs.get(HEALED_ATTR):
+    if not reported or list(reported) == live.trial.user_attrs.get(HALVINGS_ATTR):
         return ""
     halvings = [Halving(**values) for values in reported]  # type: ignore[arg-type]
     live.config = live.view.config = config_after_oom(live.config, halvings)
     live.trial.set_user_attr("config", live.config.to_dict())
-    live.trial.set_user_attr(HEALED_ATTR, list(reported))
+    live.trial.set_user_attr(HALVINGS_ATTR, list(reported))
     return f"trial {live.view.number}: {halvings[-1]}"
 
 

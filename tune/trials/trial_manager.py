@@ -319,12 +319,12 @@ class TrialManager(LiveTrials):
         if verdict := self._verdict(live):
             self._tell(trial_id, verdict)
             return TrialDecision.STOP
-        decision = self._look(trial_id, live, record)
+        decision = self._ask_strategy(trial_id, live, record)
         if decision == TrialDecision.GO_ON:
             live.record_epochs()
         return decision
 
-    def _look(self, trial_id: str, live: LiveTrial, record: dict[str, object]) -> TrialDecision:
+    def _ask_strategy(self, trial_id: str, live: LiveTrial, record: dict[str, object]) -> TrialDecision:
         """Ask the strategy, which may write to the study, and carry out its answer.
 
         The study gets the epoch's record only then: after a kill the epoch is reported again, and looked at again.

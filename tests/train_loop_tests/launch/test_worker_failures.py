@@ -122,7 +122,7 @@ def test_workers_start_again_as_often_as_the_micro_batch_is_halved_and_never_whe
         _halved(run, torch.OutOfMemoryError("CUDA out of memory"), (), tmp_path)
         split = type(split)(2, split.accumulation_steps * 2, split.micro_size // 2)
         assert again(group(r0=LOST)) is True, "the note tells, where Ray names the other one"
-        assert again(group(r0=LOST, r1=DeviceMemoryError("full", healed=True))) is True
+        assert again(group(r0=LOST, r1=DeviceMemoryError("full", halved=True))) is True
     assert split.micro_size == 1
     for error in (DeviceMemoryError("also at one image"), ImageError("a.png"), OwnCodeError("the code of …")):
         assert again(group(r0=LOST, r1=error)) is False

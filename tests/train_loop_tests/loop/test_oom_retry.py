@@ -9,7 +9,7 @@ import torch
 from bigbatch.train_loop.config import BatchConfig, ConfigError
 from bigbatch.train_loop.errors import DeviceMemoryError, NodeMemoryError, TrainingStopped
 from bigbatch.train_loop.host.ranks import SHARED_BY
-from bigbatch.train_loop.loop import oom_retry as healing
+from bigbatch.train_loop.loop import oom_retry
 from bigbatch.train_loop.loop.checkpoint import RunState
 from bigbatch.train_loop.loop.oom_retry import Halving
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
@@ -29,7 +29,7 @@ class Told(ListReporter):
         super().__init__()
         self.halvings: list[Sequence[Halving]] = []
 
-    def healed(self, halvings: Sequence[Halving]) -> None:
+    def halved(self, halvings: Sequence[Halving]) -> None:
         self.halvings.append(halvings)
 
 
@@ -43,8 +43,8 @@ def test_a_first_step_that_does_not_fit_makes_the_run_that_had_the_small_micro_b
     install(monkeypatch.setattr)
     small = run(changed(WHOLE, micro_size=4))
     device = SmallDevice(monkeypatch, images=5)
-    healed = run(WHOLE, reporter=(reporter := Told()), checkpoint_dir=tmp_path)
-    assert untimed(healed) == untimed(small)
+    halved = run(WHOLE, reporter=(reporter := Told()), checkpoint_dir=tmp_path)
+    assert untimed(halved) == untimed(small)
     assert set(device.sizes) == {4} and len(device.sizes) == 3 * 4 * 4
     last = reporter.halvings[-1]
     assert [(one.micro_size_before, one.micro_size, one.accumulation_steps) for one in last] == [(16, 8, 2), (8, 4, 4)]
@@ -58,9 +58,9 @@ def test_the_run_goes_on_from_its_checkpoint_with_the_same_global_batches(monkey
     install(monkeypatch.setattr, plain_model)
     reference = run(WHOLE)
     device = SmallDevice(monkeypatch, images=8, begin_at=at)
-    healed = by_epoch(run(WHOLE, reporter=(reporter := Told()), checkpoint_dir=tmp_path, checkpoint_every_s=0))
-    assert [r.epoch for r in healed] == [1, 2, 3]
-    for one, two in zip(reference, healed, strict=True):
+    halved = by_epoch(run(WHOLE, reporter=(reporter := Told()), checkpoint_dir=tmp_path, checkpoint_every_s=0))
+    assert [r.epoch for r in halved] == [1, 2, 3]
+    for one, two in zip(reference, halved, strict=True):
         assert one.train_loss == pytest.approx(two.train_loss, rel=1e-5)
         assert one.val_loss == pytest.approx(two.val_loss, rel=1e-4)
         assert (one.optimizer_steps, one.learning_rate) == (two.optimizer_steps, two.learning_rate)
@@ -79,7 +79,7 @@ def test_beside_other_trials_on_its_gpu_a_trial_gives_up_in_place_of_halving(mon
     said = r"too small for the 2 trials that share a GPU \(CUDA out of memory"
     with pytest.raises(DeviceMemoryError, match=said) as error:
         run(WHOLE, checkpoint_dir=tmp_path, checkpoint_every_s=0)
-    assert not error.value.healed and not (tmp_path / healing.HEALED_FILE).exists()
+    assert not error.value.halved and not (tmp_path / oom_retry.HALVINGS_FILE).exists()
     device.images = 16  # alone
     monkeypatch.setenv(SHARED_BY, "1")
     alone = run(WHOLE, checkpoint_dir=tmp_path)
@@ -100,7 +100,7 @@ def test_what_fits_at_no_micro_batch_fails_for_lack_of_memory(monkeypatch, tmp_p
     SmallDevice(monkeypatch, images=images)
     with pytest.raises(DeviceMemoryError, match=said) as found:
         run(WHOLE, reporter=(reporter := Told()), checkpoint_dir=tmp_path)
-    assert not found.value.healed and [one.micro_size for one in reporter.halvings[-1]] == [8, 4, 2, 1]
+    assert not found.value.halved and [one.micro_size for one in reporter.halvings[-1]] == [8, 4, 2, 1]
 
 
 def test_the_network_alone_does_not_fit(monkeypatch, tmp_path) -> None:
@@ -112,17 +112,17 @@ def test_the_network_alone_does_not_fit(monkeypatch, tmp_path) -> None:
     install(monkeypatch.setattr, build)
     with pytest.raises(DeviceMemoryError, match="the network and its optimizer, without any images"):
         run(WHOLE, checkpoint_dir=tmp_path)
-    assert not healing.read_halvings(tmp_path)
+    assert not oom_retry.read_halvings(tmp_path)
 
 
 def test_a_later_start_keeps_the_micro_batch_that_fitted(built, monkeypatch, tmp_path):
-    """Stopped, then resumed: with the configuration that it began with, and with the healed one as a study has it."""
+    """Stopped, then resumed: with the configuration that it began with, and with the halved one as a study has it."""
     device = SmallDevice(monkeypatch, images=8)
     with pytest.raises(TrainingStopped):
         run(WHOLE, reporter=StopsAt(7), checkpoint_dir=tmp_path)
-    halvings = healing.read_halvings(tmp_path)
+    halvings = oom_retry.read_halvings(tmp_path)
     assert [one.micro_size for one in halvings] == [8]
-    for config, sizes in ((WHOLE, {8}), (healing.config_after_oom(WHOLE, halvings), set[int]())):  # this has ended
+    for config, sizes in ((WHOLE, {8}), (oom_retry.config_after_oom(WHOLE, halvings), set[int]())):  # this has ended
         device.sizes.clear()
         run(config, reporter=(reporter := Told()), checkpoint_dir=tmp_path)
         assert set(device.sizes) == sizes and reporter.halvings == [halvings]
@@ -135,13 +135,13 @@ def test_a_bound_that_is_too_large_is_halved(built, monkeypatch, tmp_path):
     bounded = changed(WHOLE, global_size=32, micro_size=0, max_micro_size=16)
     run(bounded, checkpoint_dir=tmp_path)
     assert set(device.sizes) == {8}
-    halvings = healing.read_halvings(tmp_path)
+    halvings = oom_retry.read_halvings(tmp_path)
     assert [one.micro_size_before for one in halvings] == [16], "it began with the bound"
     device.sizes.clear()
     run(changed(bounded, micro_size=4))
     assert set(device.sizes) == {4}, "a micro-batch that is given is taken"
-    healed = healing.config_after_oom(bounded, halvings).batch
-    assert (healed.global_size, healed.micro_size, healed.max_micro_size) == (32, 0, 8)
+    halved = oom_retry.config_after_oom(bounded, halvings).batch
+    assert (halved.global_size, halved.micro_size, halved.max_micro_size) == (32, 0, 8)
 
 
 @pytest.mark.parametrize(("workers", "global_size"), [(1, 6), (2, 510), (3, 96), (3, 510), (2, 1024)])
@@ -149,7 +149,7 @@ def test_every_halving_keeps_the_global_batch(workers: int, global_size: int) ->
     split = BatchConfig(global_size=global_size).split(workers)
     sizes = [split.micro_size]
     while split.micro_size > 1:
-        split = healing.at_most(split, split.micro_size // 2)
+        split = oom_retry.at_most(split, split.micro_size // 2)
         assert split.global_size == global_size and split.workers == workers
         sizes.append(split.micro_size)
     assert sizes[-1] == 1 and all(later <= before // 2 for before, later in zip(sizes, sizes[1:], strict=False))
@@ -160,21 +160,21 @@ def test_ranks_that_fail_together_note_one_halving(tmp_path) -> None:
     split, progress = BatchConfig(global_size=64, micro_size=16).split(2), RunState(step=3)
     for rank in (0, 1):
         run = SimpleNamespace(split=split, progress=progress, world=SimpleNamespace(rank=rank))
-        (halving,) = healing._halved(run, error, (), tmp_path)
+        (halving,) = oom_retry._halved(run, error, (), tmp_path)
         assert halving == Halving(16, 8, 4, 1, 3, 0)
 
 
 def test_the_errors_of_full_devices_and_full_nodes_are_told_apart() -> None:
     cuda = torch.device("cuda", 0)
     for text in BELOW_TORCH:
-        assert healing.is_device_memory_full(RuntimeError(text), cuda), text
+        assert oom_retry.is_device_memory_full(RuntimeError(text), cuda), text
     with pytest.raises(RuntimeError) as full:  # torch's own error: a petabyte of the host's memory
         torch.empty(1 << 50)
-    assert healing.is_device_memory_full(full.value, CPU) and not healing.is_device_memory_full(full.value, cuda)
+    assert oom_retry.is_device_memory_full(full.value, CPU) and not oom_retry.is_device_memory_full(full.value, cuda)
     other_failure = RuntimeError("ncclUnhandledCudaError: Last error:\nCuda failure 999 'unknown error'")
     asserted = RuntimeError("CUDA error: device-side assert triggered")
     for other in (MemoryError(), asserted, other_failure, ValueError("out of memory")):
-        assert not healing.is_device_memory_full(other, cuda) and not healing.is_device_memory_full(other, CPU)
+        assert not oom_retry.is_device_memory_full(other, cuda) and not oom_retry.is_device_memory_full(other, CPU)
 
 
 def test_on_cpus_the_nodes_memory_is_the_devices(monkeypatch, tmp_path) -> None:

@@ -93,11 +93,12 @@ class OwnSet:
                 f"for {len(items)} items. Put such a tensor first, e.g. the number of boxes of each image."
             )
         classes = targets is first and first.ndim == 1 and _is_whole(first) and first.device.type == "cpu"
-        # On a GPU the loss would say no more than that the device failed.
-        if classes and 0 < self.num_classes <= (most := int(first.max())):
+        # On a GPU the loss would say no more than that the device failed. torch's losses leave out items of -100.
+        known = self.num_classes if classes else 0
+        if known and len(wrong := first[(first >= known) | (first < 0) & (first != -100)]):
             raise ConfigError(
-                f"{KEY}={self.word} must give classes below its num_classes, {self.num_classes}; got {most} in "
-                f"{self.part}. Count classes from 0, or correct num_classes."
+                f"{KEY}={self.word} must give classes from 0 to {known - 1}, below its num_classes; got "
+                f"{int(wrong[0])} in {self.part}. Count classes from 0, or correct num_classes."
             )
         return inputs, targets
 

@@ -76,7 +76,11 @@ BAD = [
     ("return [5], [5]", "pairs (inputs, target); got a int as training item 0"),
     (f"return [({ITEM}), ({ITEM}), (torch.ones(3), 1)], [({ITEM})]", "got training items of which torch says: stack"),
     (f"return [({ITEM})], [(torch.ones(2), 'cat')]", "an entry for each item; got none for 1 items"),
-    (f"return {CLASSED}([({ITEM}), (torch.ones(2), 2)]), [({ITEM})]", "below its num_classes, 2; got 2 in training"),
+    (
+        f"return {CLASSED}([({ITEM}), (torch.ones(2), 2)]), [({ITEM})]",
+        "classes from 0 to 1, below its num_classes; got 2",
+    ),
+    (f"return {CLASSED}([({ITEM}), (torch.ones(2), -1)]), [({ITEM})]", "below its num_classes; got -1 in training"),
 ]
 
 
@@ -97,6 +101,14 @@ def test_what_is_no_data_set_is_refused_in_one_line(tmp_path: Path, body: str, w
         describe_data_set(data_config({"data.name": f"{file}:data"}), open_some=True)
     assert "\n" not in str(refused.value)
     assert words in str(refused.value)
+
+
+def test_an_item_that_torchs_losses_leave_out_is_allowed(tmp_path: Path) -> None:
+    file = tmp_path / "left_out.py"
+    file.write_text(
+        f"import torch\n\ndef data():\n    return {CLASSED}([({ITEM}), (torch.ones(2), -100)]), [({ITEM})]\n"
+    )
+    assert describe_data_set(data_config({"data.name": f"{file}:data"}), open_some=True).train_size == 2
 
 
 @pytest.mark.parametrize("workers", [0, 1])
