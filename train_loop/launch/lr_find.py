@@ -116,6 +116,7 @@ def lr_find(
     from bigbatch.train_loop.distributed import pick_device
     from bigbatch.train_loop.loop.assembly import set_up
     from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+    from bigbatch.train_loop.loop.metrics import Sums
     from bigbatch.train_loop.loop.train import take_step
     from bigbatch.train_loop.reporter import ListReporter
 
@@ -127,8 +128,8 @@ def lr_find(
         run.sums.values.zero_()
         take_step(run, next(steps_to_take), rate)
         run.progress.step += 1  # dropout's seed
-        loss, _, images = run.sums.values.tolist()
-        return float(loss / images)
+        sums = Sums(*run.sums.values.tolist())
+        return sums.loss / sums.images
 
     return range_test(step, first, last, steps)
 

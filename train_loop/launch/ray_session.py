@@ -135,11 +135,7 @@ class LocalRay:
             processes.end_processes_of(self.folder)
             private_folder.remove_folder(self.folder)
             self._owner.close()
-        for name, value in self._saved_env.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        self._set_env(self._saved_env)
 
     def _start(self) -> RayConnection:
         assert self.folder is not None

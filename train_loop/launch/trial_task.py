@@ -194,17 +194,14 @@ def telling_error(error: Exception) -> tuple[int | None, BaseException]:
     """The error that names the cause, else of a worker that died, and its rank; else the error itself."""
 
     def least(item: tuple[int, BaseException]) -> tuple[bool, bool, bool]:
-        return not _tells(item[1]), not _has_died(item[1]), is_lost_peer(item[1])
+        has_died = hasattr(item[1], "health_check_failure")
+        return not _tells(item[1]), not has_died, is_lost_peer(item[1])
 
     return min(_worker_errors(error), key=least, default=(None, error))
 
 
 def _tells(error: BaseException) -> bool:
     return isinstance(error, _TELLING) or is_memory_kill(error) or full_errno(error) is not None
-
-
-def _has_died(error: BaseException) -> bool:
-    return hasattr(error, "health_check_failure")
 
 
 def is_memory_kill(error: BaseException) -> bool:

@@ -60,9 +60,8 @@ class RunState:
     skipped_steps: int = 0
     learning_rate: float = 0.0
     """Learning rate of the last step."""
-    sums: list[float] = field(default_factory=lambda: [0.0] * len(metrics.NAMES))
-    """Sums of the unfinished epoch over all ranks: see ``metrics.NAMES``. A checkpoint of another version may hold
-    fewer or more."""
+    sums: list[float] = field(default_factory=lambda: [*metrics.Sums()])
+    """Of the unfinished epoch over all ranks: see ``metrics.Sums``."""
     gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Gradient norms of the unfinished epoch over all ranks: see ``noise_scale.GradientNorms``."""
     seconds: dict[str, float] = field(default_factory=dict)

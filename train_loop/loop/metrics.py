@@ -11,7 +11,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -23,19 +23,26 @@ from bigbatch.train_loop.plugins.metric_names import KEY, TORCHMETRICS, checked_
 from bigbatch.train_loop.plugins.nested import Nested, example_count
 from bigbatch.train_loop.plugins.registry import OwnFunction, load_function, users_code
 
-NAMES = ("loss", "correct", "images")
 _NAN, _INF, _MINUS_INF = 3.0, 2.0, 1.0
 _VALUES = {_NAN: math.nan, _INF: math.inf, _MINUS_INF: -math.inf}
 
 
+class Sums(NamedTuple):
+    """What training and validation sum up over images, in this order."""
+
+    loss: float = 0.0
+    correct: float = 0.0
+    images: float = 0.0
+
+
 class MetricSums:
-    """Sums of loss over images, right answers, and images: float64 ``[3]`` (see ``NAMES``) on the device.
+    """``Sums`` as float64 ``[3]`` on the device.
 
     A batch costs the device five operations: its numbers are added with one, each times its weight.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.values = torch.zeros(len(NAMES), dtype=torch.float64, device=device)
+        self.values = torch.zeros(len(Sums()), dtype=torch.float64, device=device)
         self._one = torch.ones((), device=device)
         self._no_answer = torch.full((), math.nan, device=device)
         self._weights: dict[int, torch.Tensor] = {}

@@ -19,6 +19,7 @@ from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import ImageError, LoaderError, OwnCodeError
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+from bigbatch.train_loop.loop.metrics import Sums
 from bigbatch.train_loop.loop.train import take_step
 from bigbatch.train_loop.loop.validation import measure
 from bigbatch.train_loop.model.networks import build_model
@@ -82,7 +83,7 @@ def _train_and_validate(run: Run, needs_top1: bool) -> None:
     _check_loss(run)
     run.model.eval()
     with torch.no_grad():
-        _, answers, _ = measure(run, itertools.islice(run.source.val_batches(IMAGES, 0, 1), 1)).tolist()
+        answers = Sums(*measure(run, itertools.islice(run.source.val_batches(IMAGES, 0, 1), 1)).tolist()).correct
         for metric in run.metrics.values():
             with contextlib.suppress(OwnCodeError):  # a few images may be too few to compute anything of
                 metric.values()

@@ -25,6 +25,7 @@ from bigbatch.train_loop.distributed import pick_device
 from bigbatch.train_loop.errors import NonFiniteLossError, TrainingStopped
 from bigbatch.train_loop.loop.assembly import Run, on_device, seed_batch, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, describe_data
+from bigbatch.train_loop.loop.metrics import Sums
 from bigbatch.train_loop.loop.oom_retry import Halving, retry_with_smaller_micro_batches
 from bigbatch.train_loop.loop.replayed_step import replay_steps
 from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
@@ -245,7 +246,7 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
         raise TrainingStopped(f"stopped on request in epoch {run.progress.epoch + 1} after step {run.progress.step}")
 
 
-def _end_epoch(run: Run, val_sums: torch.Tensor | None, shared: dict[str, Any]) -> EpochRecord:
+def _end_epoch(run: Run, val_sums: Sequence[torch.Tensor] | None, shared: dict[str, Any]) -> EpochRecord:
     """Make the epoch's record; add it to the history and, if one is due, write a checkpoint.
 
     ``val_sums``: None without a validation.
@@ -253,11 +254,12 @@ def _end_epoch(run: Run, val_sums: torch.Tensor | None, shared: dict[str, Any]) 
     progress, config = run.progress, run.config
     use = run.use.take()
     rest = run.norms.sums.new_tensor([use.gpu_energy_j])
-    measured = run.norms.sums.new_zeros(6) if val_sums is None else val_sums
-    sums = run.world.sum(torch.cat((run.sums.values, measured, rest, run.norms.sums))).tolist()
-    (train_loss, train_correct, train_images), (gpu_j, *norms) = sums[:3], sums[9:]
+    parts = (run.sums.values, rest, run.norms.sums, *(val_sums or ()))
+    summed = run.world.sum(torch.cat(parts)).split([len(part) for part in parts])
+    train_sums, (gpu_j,), norms, *measured = (part.tolist() for part in summed)
+    trained = Sums(*train_sums)
     if val_sums is not None:
-        shared = {**shared, **validation_values(run, sums[3:9])}
+        shared = {**shared, **validation_values(run, [Sums(*each) for each in measured])}
     due_here = float(run.checkpoints.due(within_epoch=False))
     most_here = (float(run.source.processes), float(peak_bytes(run.world.device)), use.idle_part, due_here)
     most = run.world.max([*run.clock.seconds.values(), *most_here, run.checkpoints.write_s])
@@ -267,12 +269,12 @@ def _end_epoch(run: Run, val_sums: torch.Tensor | None, shared: dict[str, Any]) 
     record = EpochRecord(
         epoch=progress.epoch,
         epochs=config.epochs,
-        train_loss=train_loss / train_images,
-        train_top1=part_of(train_correct, train_images),
+        train_loss=trained.loss / trained.images,
+        train_top1=part_of(trained.correct, trained.images),
         learning_rate=progress.learning_rate,
         optimizer_steps=progress.optimizer_steps,
         skipped_steps=progress.skipped_steps,
-        images_per_s=train_images / max(times["data_s"] + times["step_s"], 1e-9),
+        images_per_s=trained.images / max(times["data_s"] + times["step_s"], 1e-9),
         train_s=times["data_s"] + times["step_s"],
         noise_scale=run.norms.estimate(norms, run.split.global_size),
         loader_processes=int(processes),

@@ -21,7 +21,7 @@ from bigbatch.train_loop.data.source import Batch
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import NonFiniteLossError
 from bigbatch.train_loop.loop.assembly import Run, on_device, seed_batch
-from bigbatch.train_loop.loop.metrics import MetricSums, ValidationMetric, values_of
+from bigbatch.train_loop.loop.metrics import MetricSums, Sums, ValidationMetric, values_of
 from bigbatch.train_loop.model import precise_bn
 from bigbatch.train_loop.model.losses import LossFunction, in_float32
 from bigbatch.train_loop.plugins.nested import Nested, example_count, map_tensors
@@ -52,9 +52,10 @@ def prepare_batch_norm(run: Run) -> None:
 
 
 @torch.no_grad()  # not inference mode: a network may keep a tensor that it makes here, and train with it
-def validate(run: Run) -> tuple[torch.Tensor, dict[str, Any]]:
-    """This rank's sums over its share of the validation images, then of the holdout: float64 ``[6]``; and the fields of
-    the record that hold for all ranks: the further metrics, and in the first epoch what a constant prediction reaches.
+def validate(run: Run) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """This rank's sums over its share of the validation images, and of the holdout if there is one, see ``MetricSums``;
+    and the fields of the record that hold for all ranks: the further metrics, and in the first epoch what a constant
+    prediction reaches.
 
     Together the ranks see each image once.
     """
@@ -63,15 +64,15 @@ def validate(run: Run) -> tuple[torch.Tensor, dict[str, Any]]:
     share = 2 * run.split.micro_size, run.world.rank, run.world.workers
     seen = SeenTargets if _needs_baseline(run) else lambda: None
     sums, values, baseline = [], dict[str, float | None](), dict[str, float]()
-    for name, read in (("val", run.source.val_batches), ("holdout", run.source.holdout_batches)):
+    parts = [("val", run.source.val_batches), ("holdout", run.source.holdout_batches)]
+    for name, read in parts[: 2 if run.source.info.holdout_size else 1]:
         targets = seen()
         sums.append(measure(run, read(*share), targets))
-        if name == "val" or run.source.info.holdout_size:
-            values |= values_of(run.metrics, name)
-            if targets is not None:
-                baseline |= constant_values(targets, name, run.step.validation_loss, run.metrics, run.world)
+        values |= values_of(run.metrics, name)
+        if targets is not None:
+            baseline |= constant_values(targets, name, run.step.validation_loss, run.metrics, run.world)
     run.model.train()
-    return torch.cat(sums), {"metrics": values, "baseline": baseline or None}
+    return sums, {"metrics": values, "baseline": baseline or None}
 
 
 def _needs_baseline(run: Run) -> bool:
@@ -120,17 +121,16 @@ def part_of(correct: float, images: float) -> float | None:
     return None if math.isnan(correct) else correct / images
 
 
-def validation_values(run: Run, sums: Sequence[float]) -> dict[str, Any]:
+def validation_values(run: Run, sums: Sequence[Sums]) -> dict[str, Any]:
     """The fields of the record that ``validate`` has measured, from its sums over all ranks."""
     values: dict[str, Any] = {}
-    parts = [("val", sums[:3])] + ([("holdout", sums[3:])] if run.source.info.holdout_size else [])
-    for name, (loss, correct, images) in parts:
-        if not math.isfinite(loss):
+    for name, part in zip(("val", "holdout"), sums, strict=False):
+        if not math.isfinite(part.loss):
             raise NonFiniteLossError(
-                f"validation loss is {loss / images} after epoch {run.progress.epoch + 1}, "
+                f"validation loss is {part.loss / part.images} after epoch {run.progress.epoch + 1}, "
                 f"whose last learning rate was {run.progress.learning_rate:.6g}"
             )
-        values |= {f"{name}_loss": loss / images, f"{name}_top1": part_of(correct, images)}
+        values |= {f"{name}_loss": part.loss / part.images, f"{name}_top1": part_of(part.correct, part.images)}
     return values
 
 
@@ -215,8 +215,8 @@ def _loss_and_top1(seen: SeenTargets, constant: torch.Tensor, loss: LossFunction
             # Not left out: all ranks must meet in the sum.
             mean_loss = outputs.new_tensor(math.nan)
         sums.add(mean_loss, outputs, targets)
-    total, correct, examples = world.sum(sums.values).tolist()
-    return {"loss": total / examples, "top1": correct / examples}
+    total = Sums(*world.sum(sums.values).tolist())
+    return {"loss": total.loss / total.images, "top1": total.correct / total.images}
 
 
 def _metric_values(

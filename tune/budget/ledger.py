@@ -192,17 +192,12 @@ class Ledger:
                     self._bill = None
         self._write_first(first)
 
-    def begin(self, trial: int, devices: float, since_s: float = 0.0) -> None:
-        """Note that a trial uses so many devices, 0.5 for half of one, since ``since_s`` seconds ago.
-
-        Does nothing if it already runs.
-        """
+    def begin(self, trial: int, devices: float) -> None:
+        """Note that a trial uses so many devices from now on, 0.5 for half of one. Does nothing if it already runs."""
         with self._lock:
             first = self._begin_session()
             if trial not in self._running:
                 self._running[trial] = devices
-                self._session.trials_s[trial] = self._session.trials_s.get(trial, 0.0) + devices * since_s
-                self._session.held_s += devices * since_s if self._devices is None else 0.0
         self._write_first(first)
 
     def end(self, trial: int) -> None:

@@ -129,11 +129,6 @@ def _seconds_of(moment: datetime | None) -> float:
     return moment.timestamp() if moment else 0.0
 
 
-def _worth_of(run: Run, objectives: Objectives) -> dict[str, float]:
-    """Objective → what the trial is worth; empty unless it is complete."""
-    return objectives.named(run.values) if run.state == State.COMPLETE and run.values else {}
-
-
 def _epoch_ends(run: Run) -> Iterator[tuple[int, float, dict[str, float]]]:
     """Each epoch, its end in seconds since 1970 (the trial's start and the epochs until then), and its numbers.
 
@@ -180,8 +175,8 @@ def _events(run: Run, settings: Settings, objectives: Objectives) -> Iterator[Ev
     yield Event(wall_time=time, summary=begin)
     for epoch, time, numbers in _epoch_ends(run):
         yield Event(wall_time=time, step=epoch, summary=_scalars(numbers))
-    if worth := _worth_of(run, objectives):
-        named = {f"objective/{name}": value for name, value in worth.items()}
+    if run.state == State.COMPLETE and run.values:
+        named = {f"objective/{name}": value for name, value in objectives.named(run.values).items()}
         yield Event(wall_time=time, step=epoch, summary=_scalars(named))
     if run.state in (State.COMPLETE, State.PRUNED):  # tensorboardX knows no other end than success
         yield Event(wall_time=_seconds_of(run.datetime_complete) or time, summary=end)

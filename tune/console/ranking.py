@@ -32,6 +32,7 @@ from bigbatch.tune.runs.run import (
 )
 from bigbatch.tune.storage.description import STUDY_FILE, read_description
 from bigbatch.tune.storage.study_tables import read_tables
+from bigbatch.tune.storage.summary import entries
 
 RESULT_FILE = "result.json"
 """What ``bigbatch train`` writes at its end."""
@@ -165,13 +166,7 @@ def _row(number: int, run: RankedRun, objective: Objective, cap: Cap) -> tuple[s
 
 def _runs(output: Path, say: Callable[[str], None]) -> Iterator[RankedRun]:
     """Those of the studies and full runs in a folder and its ``train``, to which ``bigbatch train`` writes."""
-    try:
-        folders = (*sorted(output.iterdir()), *sorted((output / "train").glob("*")))
-    except OSError as error:
-        raise ConfigError(
-            f"--output must be a folder of studies; got {str(output)!r} ({error.strerror}). Write --output DIR."
-        ) from None
-    for folder in folders:
+    for folder in (*entries(output), *sorted((output / "train").glob("*"))):
         try:
             if os.path.exists(folder / STUDY_FILE):
                 yield from _trials(folder)

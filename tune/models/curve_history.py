@@ -7,6 +7,7 @@ import statistics
 from bisect import bisect_left, insort
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from optuna.trial import FrozenTrial, TrialState
 
@@ -113,13 +114,10 @@ class CurveHistory(StudyIndex):
         if len(self._order) <= most:
             return self.curves()
         cut = len(self._order) - most // 2
-        chosen, finished = set(self._order[cut:]), dict[object, list[tuple[float, tuple[int, int]]]]()
-        for where in self._order[:cut]:
-            if (curve := self._curves[where[1]]).finished:
-                group = finished.setdefault(curve.params.get(self._facts.frontier or ""), [])
-                group.append((-curve.last, where))
-        for best_first in map(sorted, finished.values()):
-            chosen.update(where for _, where in best_first[: most // 4 // len(finished)])
+        chosen = set(self._order[cut:])
+        for best_first in self._finished.values():
+            earlier = (where for _, where in best_first if where < self._order[cut])
+            chosen.update(islice(earlier, most // 4 // len(self._finished)))
         room = most - len(chosen)
         chosen.update(self._order[i * cut // room] for i in range(room))
         chosen.update(self._where[first] for first in also if first in self._where)
@@ -135,6 +133,8 @@ class CurveHistory(StudyIndex):
         self._where: dict[int, tuple[int, int]] = {}
         self._order: list[tuple[int, int]] = []
         """Place of a curve's first trial that says something, and the curve's number."""
+        self._finished: dict[object, list[tuple[float, tuple[int, int]]]] = {}
+        """By the frontier's value, the finished curves: minus the last gain, and the entry of ``_order``; sorted."""
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
         trial = trials[place]
@@ -151,12 +151,20 @@ class CurveHistory(StudyIndex):
         if not members or members[-1] < place:
             members.append(place)
         if first in self._where:
-            del self._order[bisect_left(self._order, self._where.pop(first))]
+            where, before = self._where.pop(first), self._curves[first]
+            del self._order[bisect_left(self._order, where)]
+            if before.finished:
+                del (group := self._group(before))[bisect_left(group, (-before.last, where))]
         if telling := [p for p in members if _says_something(trials[p])]:
             curve = _curve_of(first, [trials[p] for p in telling], self._facts)
             if curve.gains or curve.diverged or curve.infeasible:
                 self._curves[first], self._where[first] = curve, (telling[0], first)
                 insort(self._order, self._where[first])
+                if curve.finished:
+                    insort(self._group(curve), (-curve.last, self._where[first]))
+
+    def _group(self, curve: Curve) -> list[tuple[float, tuple[int, int]]]:
+        return self._finished.setdefault(curve.params.get(self._facts.frontier or ""), [])
 
 
 def ranks_so_far(curves: Sequence[Curve]) -> dict[int, float]:

@@ -90,7 +90,8 @@ def plan_lines(plan: ScalePlan, done: Sequence[int]) -> list[str]:
     for size in plan.sizes:
         split = size.config.batch.split(size.workers)
         lines.append(
-            f"  {_workers(size.workers):>10}, {_nodes(size.nodes)}: batch {split.global_size} = {split.workers} × "
+            f"  {_workers(size.workers):>10}, {size.nodes:,} node{'s' * (size.nodes > 1)}: "
+            f"batch {split.global_size} = {split.workers} × "
             f"{split.accumulation_steps} × {split.micro_size}, lr {size.config.optimizer.peak_lr:.4g}"
             f"{', done' * (size.workers in done)}"
         )
@@ -143,7 +144,3 @@ def useful_text(sizes: Sequence[SizeResult]) -> str:
 
 def _workers(count: int) -> str:
     return f"{count:,} worker{'s' * (count > 1)}"
-
-
-def _nodes(count: int) -> str:
-    return f"{count:,} node{'s' * (count > 1)}"

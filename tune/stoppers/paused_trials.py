@@ -31,7 +31,6 @@ class _Known:
     """Of the last epoch."""
     is_new: bool
     """Whether it neither continues nor repeats another one."""
-    refused: bool
     given: bool
     """Whether its configuration was given, as published recipes are."""
     looked: LookedRun | None
@@ -57,7 +56,7 @@ class PausedTrials(StudyIndex):
     @property
     def configurations(self) -> int:
         """How many configurations were tried: trials that neither continue nor repeat another one, and have begun."""
-        return sum(one.is_new and not one.refused for one in self._known.values())
+        return len(self._begun)
 
     @property
     def continued(self) -> int:
@@ -75,7 +74,7 @@ class PausedTrials(StudyIndex):
 
     def share(self, value: object) -> float:
         """Of the trials of a frontier value that were looked at, the part that has gone on."""
-        gone_on, paused = self.gone_on(value), sum(one.value == value for one in self._paused().values())
+        gone_on, paused = self.gone_on(value), sum(one.value == value for one in self._paused.values())
         return gone_on / max(1, gone_on + paused)
 
     def all_gone_on(self, *, only_done: bool = False) -> int:
@@ -123,16 +122,15 @@ class PausedTrials(StudyIndex):
         kinds = (DONE,) if only_done else (DONE, GOES_ON)
         return [one for one in self._known.values() if one.kind in kinds]
 
-    def _paused(self) -> dict[int, _Known]:
-        """The paused trials that are not continued."""
-        return {n: one for n, one in self._known.items() if one.kind == PAUSED and n not in self._continued}
-
     def _waiting(self) -> list[_Known]:
-        return [one for number, one in self._paused().items() if number not in self._dropped]
+        return [one for number, one in self._paused.items() if number not in self._dropped]
 
     def _forget(self) -> None:
         self._known: dict[int, _Known] = {}
         self._continued: set[int] = set()
+        self._begun: set[int] = set()
+        self._paused: dict[int, _Known] = {}
+        """Those that are not continued."""
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
         trial, attrs, gain = trials[place], trials[place].user_attrs, self._facts.objective.gain
@@ -141,6 +139,9 @@ class PausedTrials(StudyIndex):
         continues = int(attrs.get(CONTINUES_ATTR, -1))
         if continues >= 0:
             self._continued.add(continues)
+            self._paused.pop(continues, None)
+        begun = earlier_of(trial) is None and not was_refused(trial)
+        (self._begun.add if begun else self._begun.discard)(trial.number)
         self._known[trial.number] = _Known(
             kind,
             self._value(trial),
@@ -148,10 +149,11 @@ class PausedTrials(StudyIndex):
             epoch,
             gain(values[epoch]) if epoch else -math.inf,
             is_new=earlier_of(trial) is None,
-            refused=was_refused(trial),
             given=GIVEN_ATTR in attrs or (continues in self._known and self._known[continues].given),
             looked=looked_of(trial, self._facts),
         )
+        if kind == PAUSED and trial.number not in self._continued:
+            self._paused[trial.number] = self._known[trial.number]
 
     def _kind_of(self, trial: FrozenTrial) -> str:
         if is_paused(trial):

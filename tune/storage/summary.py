@@ -128,18 +128,22 @@ def _listed(folder: Path) -> str:
     return f" It has {', '.join(known[:5])}{' …' * (len(known) > 5)}." if known else ""
 
 
+def entries(output: Path) -> list[Path]:
+    """What is in a folder of studies, by name. Raises ConfigError if it cannot be read."""
+    try:
+        return sorted(output.iterdir())
+    except OSError as error:
+        raise ConfigError(
+            f"--output must be a folder of studies; got {str(output)!r} ({error.strerror}). Write --output DIR."
+        ) from None
+
+
 def list_studies(output: Path) -> list[StudySummary]:
     """The studies in a folder, the one that changed last at the end. Other files and folders are left out.
 
     Raises ConfigError if the folder cannot be read.
     """
-    try:
-        folders = [path for path in sorted(output.iterdir()) if path.is_dir()]
-    except OSError as error:
-        raise ConfigError(
-            f"--output must be a folder of studies; got {str(output)!r} ({error.strerror}). Write --output DIR."
-        ) from None
-    found = [summarize(path, details=False) for path in folders if _is_study(path)]
+    found = [summarize(path, details=False) for path in entries(output) if path.is_dir() and _is_study(path)]
     ask_queue(found)
     return sorted(found, key=lambda one: (one.changed_at, one.name))
 

@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -130,13 +131,15 @@ def test_a_session_tells_the_next_one_what_its_start_and_its_end_take(tmp_path):
     assert 0.0 <= found.ending_s < 10.0
 
 
-def test_what_is_left_of_a_budget_is_not_worth_starting_ray_for_if_no_epoch_fits(tmp_path):
+def test_what_is_left_of_a_budget_is_not_worth_starting_ray_for_if_no_epoch_fits(tmp_path, monkeypatch):
     plan, store = study(tmp_path, 1, epochs=1, epoch_s=100.0, budget_gpu_hours=0.5)
     devices = plan.share.concurrency * plan.share.workers
     assert budgeting.refused_at_once(plan, store) is None
-    store.ledger.begin(0, 1, since_s=0.5 * 3600 - 90.0 * devices)
+    store.ledger.begin(0, 1)
+    begun = time.monotonic()
+    monkeypatch.setattr(store.ledger, "_clock", lambda: begun + 0.5 * 3600 - 90.0 * devices)
     assert budgeting.refused_at_once(plan, store) == NO_ROOM_IN_BUDGET
-    store.ledger.begin(1, 1, since_s=100.0 * devices)
+    monkeypatch.setattr(store.ledger, "_clock", lambda: begun + 0.5 * 3600 + 10.0 * devices)
     assert budgeting.refused_at_once(plan, store) == BUDGET_SPENT
     store.close()
 

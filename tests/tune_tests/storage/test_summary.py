@@ -150,8 +150,10 @@ def test_a_study_is_shown_while_it_runs_with_what_was_used(tmp_path, monkeypatch
         tmp_path / "runs" / "one", 24, trials=24, sessions=[{"started_at": "2026-11-01T10:00:00+00:00"}]
     )
     store.refresh(force=True)
-    ledger = Ledger(store.folder / "ledger", lambda: 0.0)
-    ledger.begin(0, 2, since_s=1800.0)
+    times = [0.0]
+    ledger = Ledger(store.folder / "ledger", lambda: times[0])
+    ledger.begin(0, 2)
+    times[0] = 1800.0
     ledger.close()
     monkeypatch.chdir(tmp_path)
     assert show_main(["one"]) == 0
