@@ -42,7 +42,7 @@ def check_run_model(config: TrainConfig, info: DataInfo) -> None:
 def check_users_code(config: TrainConfig, scan: FolderScan | None = None) -> None:
     """``try_users_code``, and a look at options that no component takes.
 
-    Raises ConfigError and OwnCodeError as ``check_two_batches``, and ConfigError for options that no component takes.
+    Raises ConfigError and OwnCodeError as ``run_smoke_test``, and ConfigError for options that no component takes.
     """
     for key, options, word in option_sections(config):
         if options and not takes_options(word):
@@ -55,12 +55,12 @@ def check_users_code(config: TrainConfig, scan: FolderScan | None = None) -> Non
 def try_users_code(config: TrainConfig, scan: FolderScan | None = None, needs_top1: bool = False) -> None:
     """Train and validate two small batches on the CPU where a component is the user's own; else do nothing.
 
-    Raises ConfigError and OwnCodeError as ``check_two_batches``.
+    Raises ConfigError and OwnCodeError as ``run_smoke_test``.
     """
     if own_words(config) and not config.trainable.name:  # a whole training function checks itself
-        from bigbatch.train_loop.loop.smoke_test import check_two_batches
+        from bigbatch.train_loop.loop.smoke_test import run_smoke_test
 
-        check_two_batches(config, scan, needs_top1)
+        run_smoke_test(config, scan, needs_top1)
 
 
 def option_sections(config: TrainConfig) -> list[tuple[str, Mapping[str, object], str]]:

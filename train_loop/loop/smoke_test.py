@@ -30,7 +30,7 @@ IMAGES = 4
 """Of a batch: BatchNorm needs two, and a loss that mixes up examples and classes shows with four."""
 
 
-def check_two_batches(config: TrainConfig, scan: FolderScan | None = None, needs_top1: bool = False) -> None:
+def run_smoke_test(config: TrainConfig, scan: FolderScan | None = None, needs_top1: bool = False) -> None:
     """Train one step of two micro-batches of a few images, and validate one, on the CPU in float32.
 
     Args:

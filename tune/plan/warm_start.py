@@ -70,22 +70,22 @@ def _read(path: str, plan: SearchPlan) -> KnownStudy:
     summary = summarize(Path(path))
     if summary.state == UNREADABLE:
         raise ConfigError(f"--warm-start must be able to read the study; got {path!r} ({summary.why}). Restore it.")
-    told = [
+    trials = [
         trial for trial in summary.study.trials if trial.state in (State.COMPLETE, State.PRUNED) or has_diverged(trial)
     ]
     left_out = ("confirms", "infeasible")  # infeasible trials are no answer
-    told = [t for t in told if t.params and not any(name in t.user_attrs for name in left_out)]
-    if not told:
+    trials = [t for t in trials if t.params and not any(name in t.user_attrs for name in left_out)]
+    if not trials:
         raise ConfigError(
             f"--warm-start needs a study with trials that have ended; got {path!r} without. Leave it out."
         )
     space = _SpaceToFit(plan, json_values.mapping(description, "overrides"))
-    space.check(path, told)
+    space.check(path, trials)
     curves = _curves(Path(path), plan.objectives.first)
-    found = _merged(told, space, curves)
+    found = _merged(trials, space, curves)
     if not found:
         raise ConfigError(
-            f"--warm-start needs trials within this search's ranges; got {path!r} with {len(told)}, all outside. "
+            f"--warm-start needs trials within this search's ranges; got {path!r} with {len(trials)}, all outside. "
             "Leave it out."
         )
     return KnownStudy(path, _fewer(found, plan.objectives.first))

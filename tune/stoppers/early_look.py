@@ -11,7 +11,7 @@ not paused: as large a part of them as the chance that early values say little o
 third at first.
 
 With a frontier the slots for continuing are divided like the trials: the value goes first of which the smallest part
-has gone on. At the end at least one trial of each value has run to its end, and one of the configurations that were
+was promoted. At the end at least one trial of each value has run to its end, and one of the configurations that were
 given for it: what is published is measured there, and not only guessed from a tenth of the run.
 
 The best one is the one whose end the curve model (curve_model.py) predicts to be the best, whatever strategy proposes:
@@ -75,7 +75,7 @@ class EarlyLook:
         if not self.facts.open_ended or trial.number < first_looks(self.facts):
             return False
         self.index.update(study)
-        if not self.index.all_gone_on():  # the first round lasts longer than usual, as the budget is small
+        if not self.index.all_promoted():  # the first round lasts longer than usual, as the budget is small
             return False
         value, place = self.index.place_of(trial)
         return is_let_go(self.index.chance_of_little(), place, self.facts.seed, value)
@@ -130,28 +130,28 @@ class EarlyLook:
         return not self.index.waiting_values() and not self.index.runs
 
     def _too_few(self, *, only_done: bool = False) -> bool:
-        """Whether fewer trials have gone on than should run to their end."""
-        return self.index.all_gone_on(only_done=only_done) < max(1, math.ceil(self.facts.trials * FINISHED_SHARE))
+        """Whether fewer trials were promoted than should run to their end."""
+        return self.index.all_promoted(only_done=only_done) < max(1, math.ceil(self.facts.trials * FINISHED_SHARE))
 
     def _bare_values(self, *, only_done: bool = False) -> list[object]:
-        """Values of the frontier of which trials wait and none has gone on."""
+        """Values of the frontier of which trials wait and none was promoted."""
         if self.facts.frontier is None:
             return []
-        return [v for v in self.index.waiting_values() if not self.index.gone_on(v, only_done=only_done)]
+        return [v for v in self.index.waiting_values() if not self.index.promoted(v, only_done=only_done)]
 
     def _unmeasured(self, *, only_done: bool = False) -> list[int]:
-        """Places of the paused trials whose configuration was given, where none of these has gone on."""
+        """Places of the paused trials whose configuration was given, where none of these was promoted."""
         values = self.index.waiting_values()
-        bare = (value for value in values if not self.index.given_gone_on(value, only_done=only_done))
+        bare = (value for value in values if not self.index.given_promoted(value, only_done=only_done))
         return sorted(place for value in bare for place in self.index.waiting_given(value))
 
     def _next(self, study: Study, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
-        """The best paused trial of the frontier's value of which the smallest part has gone on."""
+        """The best paused trial of the frontier's value of which the smallest part was promoted."""
         values = self._by_share()
         return self._best(study, trials, values[:1]) if values else None
 
     def _by_share(self) -> list[object]:
-        """The frontier's values with paused trials, the one first of which the smallest part has gone on."""
+        """The frontier's values with paused trials, the one first of which the smallest part was promoted."""
         return sorted(self.index.waiting_values(), key=lambda v: (self.index.share(v), str(v)))
 
     def _that_fits(self, study: Study, trials: Sequence[FrozenTrial], fits: Fits) -> FrozenTrial | None:

@@ -68,22 +68,22 @@ class PausedTrials(StudyIndex):
         """Whether any trial runs."""
         return any(one.kind in (GOES_ON, RUNS) for one in self._known.values())
 
-    def gone_on(self, value: object, *, only_done: bool = False) -> int:
-        """How many trials of a frontier value have gone on. ``only_done``: without those that still run."""
-        return sum(one.value == value for one in self._gone_on(only_done))
+    def promoted(self, value: object, *, only_done: bool = False) -> int:
+        """How many trials of a frontier value were promoted. ``only_done``: without those that still run."""
+        return sum(one.value == value for one in self._promoted(only_done))
 
     def share(self, value: object) -> float:
-        """Of the trials of a frontier value that were looked at, the part that has gone on."""
-        gone_on, paused = self.gone_on(value), sum(one.value == value for one in self._paused.values())
-        return gone_on / max(1, gone_on + paused)
+        """Of the trials of a frontier value that were looked at, the part that was promoted."""
+        promoted, paused = self.promoted(value), sum(one.value == value for one in self._paused.values())
+        return promoted / max(1, promoted + paused)
 
-    def all_gone_on(self, *, only_done: bool = False) -> int:
-        """How many trials have gone on."""
-        return len(self._gone_on(only_done))
+    def all_promoted(self, *, only_done: bool = False) -> int:
+        """How many trials were promoted: they run, or have run, beyond their look."""
+        return len(self._promoted(only_done))
 
-    def given_gone_on(self, value: object, *, only_done: bool = False) -> bool:
-        """Whether any of the configurations that were given has gone on at this value."""
-        return any(one.given and one.value == value for one in self._gone_on(only_done))
+    def given_promoted(self, value: object, *, only_done: bool = False) -> bool:
+        """Whether any of the configurations that were given was promoted at this value."""
+        return any(one.given and one.value == value for one in self._promoted(only_done))
 
     def chance_of_little(self) -> float:
         """The chance that early values say little of the ends, after the runs that have ended."""
@@ -118,7 +118,7 @@ class PausedTrials(StudyIndex):
         """Those of ``waiting`` whose configuration was given."""
         return sorted(one.place for one in self._waiting() if one.given and one.value == value)
 
-    def _gone_on(self, only_done: bool) -> list[_Known]:
+    def _promoted(self, only_done: bool) -> list[_Known]:
         kinds = (DONE,) if only_done else (DONE, GOES_ON)
         return [one for one in self._known.values() if one.kind in kinds]
 

@@ -141,7 +141,7 @@ def test_after_each_event_an_index_says_what_the_study_says(storage, seed, tmp_p
             wanted = [t.number for t in there if t.params["batch"] == value]
             assert places == [n for n in wanted if n not in dropped]
         done = [t for t in searched if t.state == TrialState.COMPLETE]
-        assert look.all_gone_on(only_done=True) == len(done)
+        assert look.all_promoted(only_done=True) == len(done)
         assert look.runs == any(t.state == TrialState.RUNNING for t in searched)
         assert look.configurations == sum(
             CONTINUES_ATTR not in t.user_attrs and RETRIES_ATTR not in t.user_attrs for t in searched
