@@ -118,7 +118,7 @@ class SessionTimes:
 def read_session_times(study: Path) -> SessionTimes:
     """What sessions of the study in this folder take, by the latest that has measured it; it need not exist yet."""
     found: dict[str, float] = {}
-    # Files of jobs that bill after their driver, begin with a letter and measure no session.
+    # The files of jobs (``job-*.json``) begin with a letter and measure no session.
     for path in sorted(study.glob(f"{LEDGER_FOLDER}/[0-9]*.json")):
         values = read_json(path)
         for field in fields(SessionTimes):

@@ -122,7 +122,7 @@ def _batches(plan: SearchPlan) -> tuple[int, ...]:
 
 
 def _published(plan: SearchPlan) -> tuple[EnqueuedTrial, ...]:
-    """One recipe a batch and turn, the optimizers in rotation, as far as a third of the trials reaches."""
+    """In each turn one recipe for each batch, the optimizers in rotation, up to a third of the trials."""
     found: list[EnqueuedTrial] = []
     batches = _batches(plan)
     if plan.space.inverse is None or not batches:

@@ -13,7 +13,7 @@ from bigbatch.base import json_values
 WARM_START = "warm_start"
 """The key in study.json."""
 LABEL = "warm start: "
-"""The label of a trial that was enqueued because another study had found it begins with this."""
+"""The label of a trial begins with this if the trial was enqueued because another study had found it."""
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ class Verdict:
     values: Sequence[float] | None = None
     """One for each objective, if it is COMPLETE."""
     failure: FailureKind | None = None
-    """Of a trial that has failed, the kind if it is known."""
+    """The kind of the failure, if the trial has failed and the kind is known."""
     host: str = ""
-    """Of one that has failed in a search on several nodes, the node on which it did, if it is known."""
+    """The node on which the trial failed, in a search on several nodes, if it is known."""
 
     @property
     def said(self) -> str:

@@ -58,7 +58,7 @@ class StudySummary:
     held_s: float = 0.0
     """Device seconds, of all drivers of the study."""
     elsewhere_s: float = 0.0
-    """Those of drivers in other folders, when the last driver here gave a sign of life."""
+    """Device seconds of drivers in other folders, as the last driver here noted them."""
     damaged: tuple[str, ...] = ()
     """Names of the ledger's files that cannot be read; their hours are in no sum."""
     problem: str = ""

@@ -112,9 +112,10 @@ class ConfirmationQueue:
         return waiting or (self._missing(trials) if self._missing is not None else [])
 
     def begin_next(self) -> optuna.trial.Trial:
-        """Begin the first one that is left, past everything else that waits in the study. Raises IndexError if none is.
+        """Begin the first confirmation that is left, before all else that waits in the study. Raises IndexError if none
+        is.
 
-        What else waits is for a longer search, e.g. initial points beyond ``--trials``; ``study.ask`` would take it.
+        All else is for a longer search, e.g. initial points beyond ``--trials``; ``study.ask`` would take it.
         """
         first = self.left()[0]
         if isinstance(first, Confirmation):

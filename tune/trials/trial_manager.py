@@ -51,8 +51,8 @@ from bigbatch.tune.trials.live_trial import ClusterNodes, LiveTrial, Over, Share
 from bigbatch.tune.trials.live_trials import MOST_ON_A_NODE, EqualFailures, FailingNodes, LiveTrials, Row
 
 MOST_REFUSED = 100
-"""The search ends after this many configurations in a row that may not be trained, as they cost no trial. A space that
-allows a twentieth of its configurations gives so many once in 170 times."""
+"""The search ends after this many refused configurations in a row: they are no trials, so ``--trials`` does not end it.
+A space that allows a twentieth of its configurations gives so many once in 170 times."""
 NOWHERE: Mapping[str, str] = {}
 
 
@@ -113,7 +113,7 @@ class TrialManager(LiveTrials):
     def recover(self) -> None:
         """Repair the trials that earlier drivers left; see ``StudyStore.recover``."""
         with self._shared.turn() as may:
-            if may:  # else another driver decides for long, and the first turn of this one repairs them
+            if may:  # else another driver holds the turn, and the first turn of this driver repairs them
                 self._store.recover()
                 retry.adopt_checkpoints(self._store)
         trials = self._study.get_trials(deepcopy=False)
@@ -345,7 +345,7 @@ class TrialManager(LiveTrials):
         return decision
 
     def _give_up(self, node: str, row: Row, number: int) -> None:
-        """Begin no trial on a node any more, and repeat those that failed there: they say nothing of themselves."""
+        """Begin no more trials on a node, and repeat those that failed there: the node was the reason."""
         retry.retry_failed(self._store, row.trials)
         self._finished = trial_facts.count_ended(self._study.get_trials(deepcopy=False))
         self.say(
@@ -360,7 +360,7 @@ class TrialManager(LiveTrials):
         return self._cluster.count if self._cluster is not None else 1
 
     def _avoided(self) -> set[str]:
-        """The nodes on which a trial that begins now should not be, if it fits on the others."""
+        """The nodes that a trial which begins now should avoid, if it fits on the others."""
         nodes = self._failing_nodes
         sets = (nodes.avoided, nodes.given_up)
         return next((some for some in sets if some and self._cluster and self._cluster.can_avoid(some)), set())
@@ -389,11 +389,10 @@ class TrialManager(LiveTrials):
         kind: FailureKind = FailureKind.PROCESS,
         nodes: Mapping[str, str] = NOWHERE,
     ) -> None:
-        """Tell a failure, on one of ``nodes`` (Ray's id → host). While the search is ending, put the trial back
-        instead: it may have failed because its processes and connections were ending. So is one put back whose
-        processes died, unless they died after the same epoch before: what takes them from it is not the trial's own, as
-        long as it gets on; one that lacked memory on a GPU that others share: fewer share it from then on; and one on a
-        suspect node."""
+        """Tell the study that a trial failed on one of ``nodes`` (Ray's id → host), or put the trial back to run again.
+        It is put back if the disk is full; if the search is ending, because its processes and connections end too; if
+        it ran out of memory on a shared GPU, which fewer trials share from then on; if its node is suspect; and if its
+        processes died, but not twice after the same epoch: as long as it gets on, the cause is not the trial itself."""
         if (live := self._held(trial_id)) is None:
             return
         ((node, host),) = nodes.items() if len(nodes) == 1 else [("", "")]
