@@ -31,7 +31,7 @@ TIME_SPENT = "the time budget is spent"
 NO_ROOM_IN_BUDGET = "the rest of the budget of GPU hours is too short for another trial"
 NO_ROOM_IN_TIME = "the rest of the time budget is too short for another trial"
 KEPT_MARGIN = 1.05
-"""What is kept back is this multiple of the median times: of runs beside each other, the slowest one counts."""
+"""This multiple of the median times is kept back: of runs at the same time, the slowest one counts."""
 MOST_KEPT = 0.5
 """Runs that exceed the whole budget keep this part of it back."""
 

@@ -32,7 +32,7 @@ RETRIES = {
 }
 """wandb tries for hours if the network is cut. Here it gives up soon, and the next look begins again."""
 ERROR = "wandb: ERROR "
-"""How a line of wandb about an upload that failed begins. Its exit code is 0 then, and it may leave its mark."""
+"""wandb's line about a failed upload begins with this. Its exit code is then 0, and it may still leave its mark."""
 
 
 def wandb_sync_main(argv: Sequence[str]) -> int:

@@ -34,7 +34,8 @@ FEWEST_CURVES = 3
 """The model needs this many curves."""
 GOOD_SHARE, MISLED_BY = 0.15, 1
 """Another study has misled if at least MISLED_BY of the runs that it predicted to be good, and more than half of them,
-have learnt nothing. A run is predicted to be good if its expected rank share is above GOOD_SHARE."""
+have learnt nothing. Predicted to be good are runs with an expected rank share above GOOD_SHARE, and first trials that
+the model proposed."""
 
 
 def startup_trials(facts: SearchFacts) -> int:

@@ -17,7 +17,7 @@ from bigbatch.tune.runs.run import planned_epochs, warmup_epochs
 LOOK_AFTER = 0.1
 """The look comes after this part of a run."""
 AFTER_WARMUP = 0.05
-"""The part of a run between warmup and look: a value at the peak of the learning rate says little."""
+"""The least part of a run between warmup and look: a value at the peak of the learning rate says little."""
 LOOKS_A_SLOT, FEWEST_LOOKS = 2, 8
 """In the first round LOOKS_A_SLOT trials for each slot, FEWEST_LOOKS at least, are looked at before one goes on."""
 LITTLE_Z = 0.4
@@ -26,8 +26,7 @@ PRIOR_Z, PRIOR_SD = 0.6, 0.5
 """What is expected of Fisher's z before any run has ended, as mean and standard deviation (normal). The chance that
 early values say little is then 0.34."""
 TRIAL_STEP, SEED_STEP = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
-"""Steps of the evenly spread points that decide which trials are not paused: the golden ratio's fraction, and another
-irrational number."""
+"""Steps of the points that decide which trials are not paused: the golden ratio's fraction, an irrational number."""
 
 
 class LookedRun(NamedTuple):
@@ -51,8 +50,7 @@ def first_looks(facts: SearchFacts) -> int:
 
 
 def looked_of(trial: FrozenTrial, facts: SearchFacts) -> LookedRun | None:
-    """A complete trial's gains at its look and its end; None for other trials, and if it has no look or no value
-    there."""
+    """A complete trial's gains at its look and its end; None for other trials, or without a look or a value there."""
     at = look_epoch(trial, facts.max_epochs)
     early = trial.intermediate_values.get(at)
     if trial.state != TrialState.COMPLETE or not trial.values or early is None:

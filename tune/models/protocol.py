@@ -85,7 +85,7 @@ class SearchFacts:
 
     @property
     def most_trials(self) -> int:
-        """Configurations that the search tries at most; without an end where a budget alone ends it."""
+        """Configurations that the search tries at most; no limit if only a budget ends it."""
         return sys.maxsize if self.open_ended else self.trials
 
     @property
@@ -109,9 +109,8 @@ class Stopping(Protocol):
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """What happens to ``trial`` after ``epoch`` (1-based, not its last), whose value is already in the study.
 
-        The trial manager calls this once after each epoch, and again if the driver was killed before it carried out the
-        answer. The study is then the same, except for what the first call wrote. The answer may depend on the study
-        alone.
+        The trial manager calls this after each epoch, and again if the driver was killed before it carried out the
+        answer. The study is then the same, except for what the first call wrote. The answer may depend on it alone.
         """
 
     def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
@@ -120,8 +119,8 @@ class Stopping(Protocol):
         The bridge calls this whenever a slot is free and no trial waits in the study.
 
         Args:
-            fits: given if the budget has no room for a new configuration. Then only a trial that fits may go on, and
-                with None the slot stays empty.
+            fits: given if the budget has no room for a new configuration. Then only a trial that fits may go on; if
+                none does, the slot stays empty.
             lasts: how long the budget lasts. None: for ever.
         """
 

@@ -1,7 +1,7 @@
 """``--enqueue``: configurations that a search tries first, so that what it finds is never worse than what is published.
 
-A trial trains exactly the configuration, scaled to the batch, also where no parameters of the space give it. The study
-notes the nearest parameters, from which samplers learn. See docs/decisions/028.
+A trial trains exactly the configuration, scaled to the batch, even if no parameters of the space produce it. The study
+notes the nearest parameters, and samplers learn from these. See docs/decisions/028.
 
 ``scaled`` follows the rules of those who published a configuration.
 """

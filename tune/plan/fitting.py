@@ -97,7 +97,7 @@ MANY_IMAGES = 5_000
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """The search as it is known before the machine is."""
+    """What is known of the search before the machine is known."""
 
     space: Space
     data: DataInfo

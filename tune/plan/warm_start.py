@@ -44,7 +44,7 @@ def knowledge_of(plan: SearchPlan, stored: Mapping[str, object]) -> tuple[KnownS
 
 
 def read_knowledge(plan: SearchPlan) -> tuple[KnownStudy, ...]:
-    """The studies that ``--warm-start`` names. Raises ConfigError for one that is none, is empty or does not fit."""
+    """The studies that ``--warm-start`` names. Raises ConfigError for no study, an empty or an unsuitable one."""
     paths = plan.options.warm_start
     if paths and (plan.objectives.several or "=" in plan.objectives.text):
         raise ConfigError(

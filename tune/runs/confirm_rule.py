@@ -14,7 +14,7 @@ AFFORDABLE_SHARE = 0.2
 """The default rule may use this part of the time that the search has trained …"""
 AFFORDABLE_WORKER_S = 180.0
 """… or this many worker seconds, if that is more: a minute and a half on two devices. If fresh seeds refute the answer,
-as much again is for the next candidates. With a budget only a part of it is for all of them."""
+as much again is for the next candidates. With a budget all of them together may use a part of it."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class FrontierFacts:
     name: str | None = None
     """The parameter; None: the search compares no values."""
     values: tuple[object, ...] = (None,)
-    """In order, the answer is the last one that holds."""
+    """In order: the answer is the last one within the tolerance."""
     tolerance: Tolerance = HALF_A_POINT
     examples: Examples = Examples()
     workers: int = 1
@@ -262,8 +262,8 @@ def frontier_of(trials: Sequence[AnyTrial], facts: FrontierFacts) -> Frontier | 
 
 
 def _comparable(rows: Sequence[FrontierRow]) -> list[FrontierRow]:
-    """The rows among which the answer is chosen: those that have learned; of these confirmed ones, if there are any.
-    Those that diverged with a fresh seed, or that held-out examples refute, are compared only where no other is left.
+    """The rows among which the answer is chosen: those that have learned, and of these only the confirmed ones, if any.
+    Rows that diverged with a fresh seed, or that held-out examples refute, are left out if another row is left.
 
     The value for which a trial was chosen is too good by luck, so it is not compared with a confirmed one.
     """
@@ -373,9 +373,9 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _refuted(rows: Sequence[FrontierRow], facts: FrontierFacts) -> list[FrontierRow]:
-    """The rows, with those marked that are clearly worse than another one on the examples that did not choose.
+    """The rows. Those that are clearly worse than another one on held-out examples are marked as refuted.
 
-    Held-out examples do not choose, or they would report too much as well. But a value that they refute is no answer.
+    Held-out examples do not choose: otherwise their values would be too good as well. But they can refute an answer.
     """
     learnt = [row.best for row in rows if row.best is not None and row.best.learned is not False]
     held = [best.reported for best in learnt if best.reported.by == HELD_OUT]

@@ -1,6 +1,6 @@
 """What trials of other studies say: the knowledge of ``--warm-start``. Needs no Optuna.
 
-study.json keeps it, so a resumed search needs no other study, and decides as it would have.
+study.json keeps it, so a resumed search does not need the other studies, and decides as an uninterrupted one.
 """
 
 from __future__ import annotations

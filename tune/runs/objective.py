@@ -167,7 +167,7 @@ def read_objective(option: str, text: str, reported: Reported) -> Objective:
 
 
 UNREACHED_H = 1e6
-"""What a trial that misses the target is worth at least, in device hours: more than any trial takes."""
+"""The least value of a trial that misses the target, in device hours: more than any trial takes."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class TimeToTarget(Objective):
 
     A trial that ends without reaching the target is worth ``UNREACHED_H`` and its gap: how far its best epoch was
     from the target, as a part of the target. So every trial that reaches it is better, and the others are ordered.
-    What an epoch is worth, for early stopping, is the smallest gap that its record alone shows.
+    The value of an epoch, for early stopping, is the gap of this epoch alone.
     """
 
     name: str = "gpu_hours"

@@ -174,7 +174,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class ReportedValue:
-    """What a person is told of a trial: its value by what did not choose it, as far as there is such a thing."""
+    """The value of a trial that a person is shown: measured by what did not choose it, if there is such a thing."""
 
     value: float
     low: float | None

@@ -43,8 +43,8 @@ EPOCH_ATTR = EPOCH_PREFIX
 PAUSED_ATTR = "paused_in_epoch"
 """User attribute of a paused trial: the last epoch that it trained."""
 STOPPED_ATTR = "stopped_in_epoch"
-"""User attribute of a trial that its strategy has stopped for good: the epoch. It is written before the trial is told,
-so that a driver that is killed in between does not forget the decision."""
+"""User attribute of a trial that its strategy has stopped for good: the epoch. It is written before the study gets the
+trial's end: so the decision is not lost if the driver is killed in between."""
 CONTINUES_ATTR = "continues"
 """User attribute of a continuation: the number of the paused trial."""
 RETRIES_ATTR = "retries"

@@ -45,7 +45,7 @@ def make_budget(plan: SearchPlan, store: StudyStore, capacity: Capacity, began: 
 
 
 def _times_of(plan: SearchPlan) -> SessionTimes:
-    """What the sessions of the plan's study take. A Ray that runs already has its start behind it."""
+    """How long the parts of a session take in the plan's study. A Ray that already runs needs no start."""
     times = read_session_times(plan.folder)
     return times if plan.address == "local" else replace(times, ray_start_s=0.0)
 

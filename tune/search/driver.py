@@ -168,7 +168,7 @@ def _say_report(store: StudyStore, stop: StopRequest, console: Console) -> None:
 
 
 def _has_nothing_to_do(plan: SearchPlan, store: StudyStore) -> bool:
-    """Whether the study is complete, also after the repair of what a killed driver left, e.g. a confirmation."""
+    """Whether the study is complete, before and after the repair of what a killed driver left, e.g. a confirmation."""
     if not is_complete(plan, store):
         return False
     with store.in_turn():

@@ -181,7 +181,7 @@ class EarlyLook:
         history = self.encoder.history
         history.update(study)
         also = [history.first_number(t.number) for t in waiting]
-        # The ranks at the look, until a run has ended from which the model learns how curves go on.
+        # Until a run has ended, the model cannot learn how curves go on: then the ranks at the look decide.
         knows = history.any_ended or (self.facts.knowledge and self.encoder.trusted(study))
         learned = self.encoder.learn(study, also=also) if knows else None
         if learned is None:
@@ -193,8 +193,7 @@ class EarlyLook:
 
 def _goes_on(trial: FrozenTrial, at: int, epoch: int, study: Study) -> bool:
     """Whether the trial goes on without a pause: it was not paused at its look in epoch ``at``, or it continues a
-    paused trial, or it repeats a failed trial for which one of the two is true.
-    """
+    paused trial, or it repeats a failed trial for which one of the two is true."""
     # A trial that has trained beyond its look was not paused there.
     if any(at <= earlier < epoch for earlier in trial.intermediate_values):
         return True

@@ -104,8 +104,8 @@ class PausedTrials(StudyIndex):
     def waiting(self, value: object, most: int | None = None) -> list[int]:
         """Places of the trials of a frontier value that can be continued from their checkpoint, in order.
 
-        If there are more than ``most``, only the best of those that paused in the same epoch are taken, because values
-        of different epochs do not compare.
+        Of more than ``most``, the best part of those that paused in the same epoch is taken, as values of other epochs
+        do not compare.
         """
         found = [one for one in self._waiting() if one.value == value]
         part = 1.0 if most is None or len(found) <= most else most / len(found)

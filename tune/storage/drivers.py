@@ -60,7 +60,7 @@ class Drivers:
     def __init__(self, study: optuna.Study, folder: Path, key: str, ledger: Ledger, storage: PatientStorage) -> None:
         self._study, self._folder, self._ledger, self._storage = study, folder, ledger, storage
         self.key = key
-        # A driver that comes back is another owner, so that what its killed process ran is known to be left.
+        # A driver that comes back is a new owner: so the trials of its killed process count as left.
         self.owner = f"{key}.{secrets.token_hex(4)}"
         self._others: dict[str, Mapping[str, object]] = {}
         self._beaten_at = self._trusts_from = self.clock()
@@ -84,8 +84,7 @@ class Drivers:
         self._beaten_at = self.clock()
 
     def _was_away(self) -> bool:
-        """Whether this process or the database was away. Then the others may have been away too; they need not be
-        dead."""
+        """Whether this process or the database was away. Then the others may have been away too, and not be dead."""
         return self.clock() - self._beaten_at > 3 * BEAT_S
 
     def close(self) -> None:

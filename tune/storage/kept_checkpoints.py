@@ -22,8 +22,7 @@ from bigbatch.tune.runs.retry import StudyWithCheckpoints, may_need_checkpoint
 from bigbatch.tune.runs.run import CONTINUES_ATTR, DROPPED_ATTR, Kind, before_equal_ones, is_paused, note_given, of_kind
 
 SHARE = 0.5
-"""The part that paused trials may hold of the room that they hold now and that the disk, or the site's quota, has
-left."""
+"""The part that paused trials may hold of the room that they hold now and that the disk, or the quota, has left."""
 
 
 class CheckpointKeeper(StudyWithCheckpoints, Protocol):

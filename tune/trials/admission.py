@@ -114,7 +114,7 @@ class Admission:
             self._budget.begins(number, pace_key(config.to_dict()), left, self._devices)
 
     def epoch_ended(self, number: int, record: Mapping[str, object]) -> None:
-        """Note the record of a trial's epoch. One that was trained before the trial began counts nothing."""
+        """Note the record of a trial's epoch. An epoch that was trained before the trial began does not count."""
         if self._budget is not None and epoch_of(record) > self._begun.get(number, 0):
             # The loop or a thread writes a checkpoint; a stop waits for either.
             save_s = max(json_values.number(record, name) for name in ("checkpoint_s", "checkpoint_write_s"))

@@ -82,8 +82,7 @@ def configuration_of(trial: optuna.trial.Trial, configurations: Configurations) 
     config = configurations.new(trial)
     earlier = earlier_of(trial)
     earlier = confirmed_by(trial) if earlier is None else earlier
-    # The space was asked so that the study has the parameters. What is trained is what was paused, failed or is
-    # confirmed.
+    # The space was asked only to give the study the parameters. The earlier trial's configuration is trained.
     if earlier is not None:
         config = configurations.again(trial.study.get_trials(deepcopy=False)[earlier].user_attrs["config"])
         return config.replace_keys({"seed": attrs[SEED_ATTR]}) if SEED_ATTR in attrs else config

@@ -1,4 +1,4 @@
-"""A trial between its begin and its end, the study that a manager keeps, and what it asks before it acts. No Ray.
+"""A running trial, the study that a manager works on, and what the manager asks before it acts. No Ray.
 
 Other drivers may share the study (``tune/storage/drivers.py``). Without a database there are none, and every answer is
 the one of a driver that is alone.

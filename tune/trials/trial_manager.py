@@ -1,8 +1,8 @@
 """Ask the study for the next trial, take in its epochs, and tell the study how it ended. No Ray here.
 
-The study is the only memory. A trial is told as soon as its end is known: COMPLETE after its last epoch, PRUNED with
-all its values if the strategy stops or pauses it, FAIL with the reason. An interrupted trial goes back to WAITING with
-its parameters, and the next driver continues it from its last checkpoint.
+The study is the only memory. It gets a trial's end as soon as that is known: COMPLETE after the last epoch, PRUNED with
+all its values if the strategy stops or pauses the trial, FAIL with the reason. An interrupted trial goes back to
+WAITING with its parameters, and the next driver continues it from its last checkpoint.
 
 Ray Tune drives it through ``bigbatch.tune.trials.bridge``; ``benchmarks/replay/`` drives it in simulated time.
 """
@@ -263,8 +263,8 @@ class TrialManager(LiveTrials):
         return trial, config, ""
 
     def _refuse(self, trial: optuna.trial.Trial, because: str, config: TrainConfig | None = None) -> None:
-        """Tell a trial that cannot begin: as infeasible if it has a configuration, else as failed. It costs none of the
-        search's trials, and is no news of a trial."""
+        """End a trial that cannot begin: as infeasible if it has a configuration, else as failed. It does not count as
+        one of the search's trials, and observers get only a line."""
         trial.set_user_attr("ended_because", because)
         trial.set_user_attr(REFUSED_ATTR, True)
         self._study.tell(trial, state=TrialState.FAIL if config is None else TrialState.PRUNED)
@@ -298,8 +298,8 @@ class TrialManager(LiveTrials):
     def take_in(self, trial_id: str, record: dict[str, object], nodes: Mapping[str, str] = NOWHERE) -> TrialDecision:
         """Take in an epoch of a trial on ``nodes``, Ray's id → host. Returns what happens to the trial.
 
-        An epoch that the study already has is ignored, so a resumed trial may report its past again. After STOP the
-        trial has been told. After PAUSE it is told by ``ended``, once its processes have written their checkpoint.
+        An epoch that the study already has is ignored, so a resumed trial may report its past again. At STOP the study
+        has the trial's end. After PAUSE it gets it in ``ended``, once the processes have written their checkpoint.
         """
         if (live := self._held(trial_id)) is None:
             return TrialDecision.STOP
@@ -366,7 +366,7 @@ class TrialManager(LiveTrials):
         return next((some for some in sets if some and self._cluster and self._cluster.can_avoid(some)), set())
 
     def ended(self, trial_id: str) -> None:
-        """The trial's processes have ended by themselves. A trial that was already told is no longer live."""
+        """The trial's processes have ended by themselves. A trial whose end the study has is no longer live."""
         if (live := self._held(trial_id)) is None:
             return
         if live.pausing:
