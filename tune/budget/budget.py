@@ -31,7 +31,7 @@ TIME_SPENT = "the time budget is spent"
 NO_ROOM_IN_BUDGET = "the rest of the budget of GPU hours is too short for another trial"
 NO_ROOM_IN_TIME = "the rest of the time budget is too short for another trial"
 KEPT_MARGIN = 1.05
-"""What is kept back is this multiple of the median times: of runs beside each other, the slowest one counts."""
+"""This multiple of the median times is kept back: of runs at the same time, the slowest one counts."""
 MOST_KEPT = 0.5
 """Runs that exceed the whole budget keep this part of it back."""
 
@@ -141,7 +141,7 @@ class Budget:
         return self.refused is None
 
     def lasts(self, key: PaceKey, epochs_left: int, devices: float, kept: Sequence[PaceRun] = ()) -> bool:
-        """As ``admits``, but ``refused`` keeps what it says."""
+        """As ``admits``, but ``refused`` stays as it is."""
         refused = self.refused
         lasts, self.refused = self.admits(key, epochs_left, devices, kept), refused
         return lasts
@@ -161,7 +161,7 @@ class Budget:
         return self.refused is None
 
     def spent(self) -> str | None:
-        """Why the search must end now: what is left is what its end takes. None: it may go on."""
+        """Why the search must end now: its end takes the rest of the budget. None: it may go on."""
         if self._clock() + self._to_end_s() >= self._ends_at:
             return TIME_SPENT
         billed = self._billed_now()
@@ -186,8 +186,8 @@ class Budget:
         """Why a trial of ``needed_s`` seconds does not fit beside those that run; None if it does.
 
         Args:
-            kept: seconds of each run that is to follow. If they exceed a limit, they keep MOST_KEPT of it: without a
-                search they are nothing.
+            kept: seconds of each run that is to follow. If they exceed a limit, MOST_KEPT of it is kept back: without a
+                search there is nothing to confirm.
         """
         billed = self._devices()
         # Trials may share a GPU: three thirds are a little less than one.

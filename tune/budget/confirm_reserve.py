@@ -30,7 +30,7 @@ class ConfirmationReserve:
         return self._runs(trials, [], {})
 
     def beside(self, trials: Sequence[AnyTrial], number: int, config: Mapping[str, object]) -> list[PaceRun]:
-        """Those if the trial with that number begins. ``config``: its configuration, as ``to_dict``."""
+        """The runs to keep room for if trial ``number`` begins. ``config``: its configuration, as ``to_dict``."""
         asking = {number: config}
         running = [t for t in search_trials(trials) if t.state == TrialState.RUNNING]
         return self._runs(trials, [t for t in running if "epochs" in asking.get(t.number, configuration(t))], asking)

@@ -5,8 +5,8 @@ of a driver, ``0001.json`` …. The thread that renews the study's lease rewrite
 most that much. Every sum is a sum over these files: a later session never counts again what an earlier one has
 counted.
 
-In a Slurm job the bill begins and ends with the job. The first session of a job's start counts the devices from there
-on; a later one from the end of the one before. A job of BigBatch itself writes what it held after its driver
+In a Slurm job the bill begins and ends with the job. The first session after a job's start counts the devices from that
+start on; a later one from the end of the session before. A job of BigBatch itself writes what it held after its driver
 (``job-*.json``, see ``cluster/job/billing.py``).
 """
 
@@ -84,8 +84,8 @@ class OpenBill:
 def open_bill(folder: Path) -> OpenBill | None:
     """The bill of the job around this process; None outside a job, and where Slurm does not say when it began.
 
-    It begins with the job, or when a session in this start of the job has last written. That may be a session of this
-    study or of another one beside it.
+    The open part begins with this start of the job, or at the last write of a session since then. That may be a session
+    of this study or of another one beside it.
 
     Args:
         folder: the study's ledger.
@@ -96,7 +96,7 @@ def open_bill(folder: Path) -> OpenBill | None:
     job, since = found
     for path in folder.parent.parent.glob(f"*/{folder.name}/*.json"):
         with contextlib.suppress(OSError):
-            # What was written before that moment cannot move it, and need not be read.
+            # A file from before that moment cannot change it, and need not be read.
             if path.stat().st_mtime < since:
                 continue
         values = read_json(path)

@@ -1,4 +1,4 @@
-"""Measured times: how long an epoch takes and a trial needs before its first one, and what else a session takes.
+"""Measured times: of an epoch, of a trial's start before its first epoch, and of the other parts of a session.
 
 Epochs are measured separately for each network, global batch size, image size and part of the data.
 
@@ -53,7 +53,7 @@ class Pace:
     """
 
     def __init__(self, trials: Iterable[FrozenTrial] = (), start_s: float = 0.0) -> None:
-        """``start_s``: what a start-up is taken to last before one was measured."""
+        """``start_s``: the assumed seconds of a start-up until one was measured."""
         self._epochs: dict[PaceKey, deque[float]] = {}
         self._starts, self._expected_s = _latest_times(), start_s
         self.shortest_s: float | None = None
@@ -118,7 +118,7 @@ class SessionTimes:
 def read_session_times(study: Path) -> SessionTimes:
     """What sessions of the study in this folder take, by the latest that has measured it; it need not exist yet."""
     found: dict[str, float] = {}
-    # Files of jobs that bill after their driver, begin with a letter and measure no session.
+    # The files of jobs (``job-*.json``) begin with a letter and measure no session.
     for path in sorted(study.glob(f"{LEDGER_FOLDER}/[0-9]*.json")):
         values = read_json(path)
         for field in fields(SessionTimes):

@@ -1,8 +1,8 @@
 """``bigbatch wandb-sync FOLDER``: sends offline W&B runs from a machine with a network, also while a search runs.
 
-Each run is sent by a process ``wandb sync``. It was sent if that process ends in order, says no error and leaves
-wandb's mark; else the mark goes, so that the next look, or call, sends the run again from its first line on. The server
-puts each line where it was. A run that trains waits for its end: ``wandb sync`` would end it on the server, as failed.
+Each run is sent by a process ``wandb sync``. The run was sent if that process exits with 0, reports no error and leaves
+wandb's mark. Else the mark is removed, and the next look, or call, sends the whole run again; the server puts each line
+in its old place. A run that trains is sent after its end: ``wandb sync`` would end it on the server, as failed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RETRIES = {
 }
 """wandb tries for hours if the network is cut. Here it gives up soon, and the next look begins again."""
 ERROR = "wandb: ERROR "
-"""How a line of wandb about an upload that failed begins. Its exit code is 0 then, and it may leave its mark."""
+"""wandb's line about a failed upload begins with this. Its exit code is then 0, and it may still leave its mark."""
 
 
 def wandb_sync_main(argv: Sequence[str]) -> int:

@@ -75,7 +75,7 @@ ONLY_IN_LINES = ("smoothing", "schedule")
 
 
 def trial_settings(config: TrainConfig | None, params: Mapping[str, object], *, own: bool) -> dict[str, str]:
-    """Name → text of a trial's settings, and of the parameters that are none.
+    """Name → text of a trial's settings, and of the parameters that are not among them.
 
     Args:
         own: whether the space is a user's. The built-in ones' parameters are in the settings.

@@ -76,7 +76,7 @@ def _why_not(words: AnswerWords, description: Mapping[str, object], ended_early:
 
 
 def confirm_lines(plan: SearchPlan) -> list[tuple[str, str]]:
-    """The plan's line about confirmations; none in a search that has no one metric to confirm."""
+    """The plan's line about confirmations; none in a search without a single metric to confirm."""
     rule, frontier = plan.confirm, plan.frontier
     if not plan.objectives.one_metric:
         return []

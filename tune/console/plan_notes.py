@@ -63,5 +63,5 @@ def nothing_to_learn_from(name: str, trials: int, slots: int, workers: int) -> s
     fewer = workers * TRIALS_A_SLOT
     return (
         f"all {trials} trials start at the same time, so none learns from another. Write e.g. --trials "
-        f"{TRIALS_A_SLOT * slots}, or --workers {fewer} for larger trials, of which fewer run at a time."
+        f"{TRIALS_A_SLOT * slots}, or --workers {fewer} for larger trials, so that fewer run at a time."
     )

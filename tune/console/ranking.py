@@ -122,7 +122,7 @@ def ranking(
 
     Args:
         each_trial: every trial, not only the best one of each study.
-        say: is told why a folder is left out.
+        say: gets the reason why a folder is left out.
 
     Raises ConfigError without any run.
     """

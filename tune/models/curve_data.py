@@ -33,23 +33,24 @@ MARKS = np.array([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0])
 FEWEST_CURVES = 3
 """The model needs this many curves."""
 GOOD_SHARE, MISLED_BY = 0.15, 1
-"""A study has misled if of the runs that it predicted to be good (their expected rank share is above the first figure)
-at least so many, and most of them, have learnt nothing."""
+"""Another study has misled if at least MISLED_BY of the runs that it predicted to be good, and more than half of them,
+have learnt nothing. Predicted to be good are runs with an expected rank share above GOOD_SHARE, and first trials that
+the model proposed."""
 
 
 def startup_trials(facts: SearchFacts) -> int:
-    """How many trials are quasi-random: at least ten, one for each slot up to 16, but at most a third of a short
-    search, and four."""
+    """How many first trials are quasi-random: ten, or one for each slot up to 16 if that is more. In a short search at
+    most a third of the trials, or four if that is more."""
     return min(max(10, min(facts.slots, 16)), max(4, facts.most_trials // 3))
 
 
 def first_round(facts: SearchFacts) -> int:
-    """How many trials are quasi-random as long as no run has come to its end: what starts well need not end well."""
+    """How many first trials are quasi-random while no run has ended: a run that starts well need not end well."""
     return min(max(startup_trials(facts), min(first_looks(facts), 32)), max(4, facts.most_trials // 3))
 
 
 class CurveEncoder:
-    """The model's view of a study's curves. What it keeps could be made again from the study, and changes no answer."""
+    """The model's view of a study's curves. It is a cache: all of it can be made again from the study."""
 
     def __init__(self, facts: SearchFacts) -> None:
         self.space, self.facts = UnitSpace(facts.dimensions), facts
@@ -62,7 +63,7 @@ class CurveEncoder:
     def features(self, curve: Curve) -> Array:
         """The coordinates of a curve's configuration."""
         if curve.number not in self._features:
-            # What a refused configuration had not drawn is not the reason, and an absent one would be taken for it.
+            # What a refused trial had not drawn gets random values: as absent it would seem the reason for the refusal.
             params = (
                 curve.params if curve.gains else self.space.sample(np.random.default_rng(curve.number), curve.params)
             )
@@ -116,7 +117,7 @@ class CurveEncoder:
         return [replace(c, diverged=True) if c.number in stuck else c for c in curves]
 
     def _nothing(self, gains: Sequence[float]) -> float:
-        """``nothing_learnt`` where these gains were met."""
+        """``nothing_learnt`` of a study with these gains."""
         return nothing_learnt(max(gains, default=-math.inf), self.facts.objective.gain(self.facts.objective.worst))
 
     def _trusted(self, curves: Sequence[Curve]) -> tuple[int, ...]:
@@ -148,8 +149,8 @@ class CurveEncoder:
         return found is None or found > 0
 
     def _has_misled(self, place: int, curves: Sequence[Curve]) -> bool:
-        """Whether most of the runs that a study predicted to be good have learnt nothing. Ranks do not say that: such
-        runs are all alike."""
+        """Whether most of the runs that a study predicted to be good have learnt nothing. A rank correlation does not
+        show that, because such runs are all equal."""
         asked = startup_trials(self.facts)
         promised = [
             c
@@ -163,8 +164,8 @@ class CurveEncoder:
         return empty >= MISLED_BY and 2 * empty > len(promised)
 
     def _points(self, curve: Curve, lost: float) -> list[tuple[int, float]]:
-        """Epochs and gains to learn from. A diverged curve, or one that is not allowed, is one
-        point, at its end, worth ``lost``."""
+        """Epochs and gains to learn from. A diverged or infeasible curve is a single point at its end, with the gain
+        ``lost``."""
         if not curve.competes:
             return [(curve.epochs, lost)]
         last = max(curve.gains)

@@ -1,4 +1,4 @@
-"""The learning curves of a study: one for each configuration, and of a study of thousands those that say the most."""
+"""The learning curves of a study: one for each configuration; in a large study only the most useful ones."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Curve:
     epochs: int
     """Of its whole run."""
     diverged: bool = False
-    """Its values before that say nothing of its end."""
+    """Its values before the divergence say nothing about its end."""
     infeasible: bool = False
     """Whether it violates a constraint, or the space has refused it. Then it is worth as little as a diverged run."""
     epoch_s: float | None = None
-    """Median device seconds of its epochs, with validation, without its first one, in which processes start and
-    libraries choose their algorithms. None if they are not known."""
+    """Median device seconds of its epochs, with validation. The first epoch does not count: in it processes start and
+    libraries choose their algorithms. None if not known."""
 
     @property
     def best(self) -> float:
@@ -55,7 +55,7 @@ class Curve:
 
     @property
     def part(self) -> float:
-        """Of its run, up to the latest value."""
+        """The part of its run up to the latest value."""
         return max(self.gains, default=0) / self.epochs
 
     def at(self, part: float) -> float | None:
@@ -80,8 +80,8 @@ class Curve:
 
 
 class CurveHistory(StudyIndex):
-    """The curves of configurations that have a value, have diverged or are not allowed. A trial that failed otherwise
-    says nothing.
+    """The curves of configurations that have a value, have diverged or are not allowed. A trial that failed for another
+    reason is left out.
 
     Attributes:
         untried: by parameter, the words that no trial had. A trial that failed had its words, too.
@@ -97,7 +97,7 @@ class CurveHistory(StudyIndex):
         return len(self._order)
 
     def first_number(self, number: int) -> int:
-        """The number of the trial that trial ``number`` continues or retries, in the end; else its own."""
+        """The number of the first trial of the run that trial ``number`` continues or retries; else its own."""
         return self._first.get(number, number)
 
     def curves(self) -> list[Curve]:
@@ -105,8 +105,9 @@ class CurveHistory(StudyIndex):
         return [self._curves[first] for _, first in self._order]
 
     def shown(self, also: Collection[int] = (), most: int = MOST_CURVES) -> list[Curve]:
-        """All curves, if there are at most ``most``. Else half of them are the most recent ones, a quarter the best
-        finished ones before these, divided among the values of the frontier, and the others are spread over the rest.
+        """All curves, if there are at most ``most``. Else half of ``most`` are the latest ones, a quarter the best
+        finished ones before these, divided among the values of the frontier; the others are spread evenly over the
+        earlier ones.
 
         Args:
             also: curves that are needed too, by their numbers.
@@ -168,8 +169,8 @@ class CurveHistory(StudyIndex):
 
 
 def ranks_so_far(curves: Sequence[Curve]) -> dict[int, float]:
-    """Number of each curve with values → the rank of its latest one among those of all curves at that part of their
-    runs, −½ to ½. Values of different epochs do not compare, and runs need not be equally long."""
+    """Number of each curve with values → the rank of its latest value among the values of all curves at the same part
+    of their runs, −½ to ½. Values of different epochs do not compare, and runs need not be equally long."""
     ranks = {}
     for curve in curves:
         if curve.gains:

@@ -13,8 +13,8 @@ exp(−(u − u′)² / 0.72) with u = log2(f) / 5. The idea of such a sum is Sw
 (freeze-thaw); the kernel over fractions is another one, because values here are warped and curves may cross.
 
 A value may belong to another study, a task of its own. Then ρ is the correlation of the two tasks: 1 within one, ρ_j
-between this study (0) and task j, ρ_i ρ_j between tasks i and j, as if each were ρ_j times this study's landscape and
-else a landscape of its own (a multi-task Gaussian process, Bonilla et al. 2007). Each task has a common course of its
+between this study (0) and task j, ρ_i ρ_j between tasks i and j, as if task j were ρ_j times this study's landscape
+plus a landscape of its own (a multi-task Gaussian process, Bonilla et al. 2007). Each task has a common course of its
 own, and its values are standardised by themselves. A study that misleads gets a small ρ.
 
 The hyperparameters are the maximum of the posterior under log-normal priors. Nothing here depends on a study, on
@@ -40,11 +40,11 @@ Owners = NDArray[np.int64]
 
 MAX_POINTS = 200
 FIT_POINTS = 90
-"""The hyperparameters are found on this many of the points, the posterior of all is computed once."""
+"""The hyperparameters are fitted to this many of the points; then the posterior of all points is computed once."""
 FIT_EVALUATIONS = 20
 """Evaluations of the posterior's density and gradient for one fit."""
 MARGIN = 0.05
-"""In ``Scale``: the part of the span that the best value is away from the pole of the logarithm."""
+"""In ``Scale``: the distance of the best value from the pole of the logarithm, as a part of the span."""
 NOTHING = 0.1
 """See ``nothing_learnt``."""
 _AMPLITUDES = np.log([1.0, 0.7, 0.4, 0.08, 0.1, 0.01])
@@ -56,15 +56,15 @@ _LENGTH_SD = 0.8
 _TASK_SD = 1.5
 """The prior of ρ: its logit has the mean 0, so that ρ = 0.5, and this standard deviation."""
 _TRIALS_BEFORE = 4
-"""The spread of a study's values counts as if this many were known to have the spread of the other studies."""
+"""The spread of this study's values is estimated as if this many more values had the spread of the other studies."""
 # On the diagonal: two equal points would make the matrix singular.
 _JITTER = 1e-5
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Values, larger is better, as −log((best − value) / span + MARGIN): equal ratios of what is missing to the best
-    become equal distances. Nothing depends on the unit of the values."""
+    """Values, larger is better, as −log((best − value) / span + MARGIN): equal ratios of distances to the best value
+    become equal differences. Nothing depends on the unit of the values."""
 
     best: float
     span: float
@@ -87,9 +87,9 @@ class Scale:
 def low_and_lost(ends: Sequence[float], worst: float) -> tuple[float, float]:
     """The value down to which the span of a scale reaches, and what a diverged run is worth. Larger is better.
 
-    Where it is known what a diverged run is worth, about what chance gives, both are that. Else, as for a loss, the
-    span reaches to the median end: one run that came to a thousand, or high losses in first epochs, would otherwise
-    hide the differences between good runs. A diverged run is then worth the worst tenth of the ends.
+    If the value of a diverged run is known (about chance level), both are that value. Else, e.g. for a loss, the span
+    reaches down to the median of the ends: otherwise a single loss of a thousand, or the high losses of first epochs,
+    would hide the differences between good runs. A diverged run is then worth the 10 % quantile of the ends.
 
     Args:
         ends: last values of runs that did not diverge.
@@ -104,8 +104,8 @@ def low_and_lost(ends: Sequence[float], worst: float) -> tuple[float, float]:
 
 
 def nothing_learnt(best: float, worst: float) -> float:
-    """A run has learnt nothing if after half of its way it is no better than this: ``NOTHING`` of the way from what
-    chance gives to the best value. −inf where nobody knows what chance gives. Larger is better."""
+    """A run has learnt nothing if after half of its epochs it is no better than this: ``NOTHING`` of the way from
+    chance level to the best value. −inf where chance level is not known. Larger is better."""
     return worst + NOTHING * max(0.0, best - worst) if math.isfinite(worst) else -math.inf
 
 
@@ -144,9 +144,9 @@ class CurvePoints:
 def thinned(
     points: CurvePoints, warped: Array, at_most: int = MAX_POINTS, first_owners: Collection[int] = ()
 ) -> NDArray[np.int64]:
-    """Which points to keep: the last one of each trial first, of these the ends of runs, of these the best.
+    """Which points to keep: first the last point of each trial, among these first the ends of runs, then the best ones.
 
-    A quarter of the room goes to points spread evenly over the others, so that the model still knows what is bad.
+    A quarter of the places goes to points spread evenly over the others, so that the model still sees bad values.
 
     Args:
         first_owners: trials whose last points come before all others.
@@ -215,7 +215,7 @@ class CurveModel:
 def _standardised(points: CurvePoints, values: Array) -> tuple[Array, float, float]:
     """The values (n,), standardised in each task, and mean and standard deviation of this study's.
 
-    While this study has few values, its standard deviation is drawn to that of the others.
+    While this study has few values, its standard deviation is pulled towards that of the others.
     """
     tasks, y = points.tasks, np.empty(len(values))
     own = tasks == 0
@@ -253,7 +253,7 @@ def related(logits: Array, one: Owners, other: Owners) -> Array:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What of the covariance does not depend on the hyperparameters, each (n, m)."""
+    """The parts of the covariance that do not depend on the hyperparameters, each (n, m)."""
 
     common: Array
     fading: Array

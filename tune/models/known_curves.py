@@ -1,6 +1,6 @@
-"""What other studies say: predictions from one of them alone, and curves for a model of curves.
+"""What other studies say: predictions from a single one of them, and curves for the curve model.
 
-A prediction is for configurations of this search, and is judged by how well it ranked what came out. In the model each
+A prediction is for configurations of this search. It is judged by how well it ranks their results. In the model each
 batch of another study is a task of its own.
 """
 
@@ -89,7 +89,7 @@ KNOWN_POINTS = 80
 FIRST_OWNER = 1_000_000
 """The owners of known curves are numbers from here on, which no trial of this study has."""
 BEST = 2
-"""Of each task, the configurations near which new ones are proposed."""
+"""New configurations are proposed near this many of the best ones of each task."""
 
 
 @dataclass(frozen=True)

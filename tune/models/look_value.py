@@ -15,22 +15,22 @@ from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.runs.run import planned_epochs, warmup_epochs
 
 LOOK_AFTER = 0.1
-"""Of the run."""
+"""The look comes after this part of a run."""
 AFTER_WARMUP = 0.05
-"""Of the run: a value at the peak of the learning rate says little, so the look is this much later."""
+"""The least part of a run between warmup and look: a value at the peak of the learning rate says little."""
 LOOKS_A_SLOT, FEWEST_LOOKS = 2, 8
-"""Of the first round: so many trials for each slot are looked at before one goes on, and at least so many."""
+"""In the first round LOOKS_A_SLOT trials for each slot, FEWEST_LOOKS at least, are looked at before one goes on."""
 LITTLE_Z = 0.4
 """Early values say little if Fisher's z of their rank correlation with the ends is below this, the z of 0.38."""
 PRIOR_Z, PRIOR_SD = 0.6, 0.5
 """What is expected of Fisher's z before any run has ended, as mean and standard deviation (normal). The chance that
 early values say little is then 0.34."""
 TRIAL_STEP, SEED_STEP = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
-"""Of the points by which trials are let go: the golden ratio's fraction, and another irrational number."""
+"""Steps of the points that decide which trials are not paused: the golden ratio's fraction, an irrational number."""
 
 
 class LookedRun(NamedTuple):
-    """A run to its end: its gains at the look and at the end, and the group of runs that compare with it."""
+    """A run that has ended: its gains at the look and at the end, and the group of runs that compare with it."""
 
     early: float
     end: float
@@ -39,7 +39,7 @@ class LookedRun(NamedTuple):
 
 
 def look_epoch(trial: FrozenTrial, max_epochs: int) -> int:
-    """The epoch after which a trial is paused. Not below its epochs: a run too short to be looked at."""
+    """The epoch after which a trial is paused. If the run has no more epochs than that, it is too short for a look."""
     epochs = planned_epochs(trial) or max_epochs
     return max(1, math.ceil(LOOK_AFTER * epochs), math.ceil(warmup_epochs(trial) + AFTER_WARMUP * epochs))
 
@@ -50,8 +50,7 @@ def first_looks(facts: SearchFacts) -> int:
 
 
 def looked_of(trial: FrozenTrial, facts: SearchFacts) -> LookedRun | None:
-    """What a complete trial says about early values; None for another one, and without a value at a look before its
-    end."""
+    """A complete trial's gains at its look and its end; None for other trials, or without a look or a value there."""
     at = look_epoch(trial, facts.max_epochs)
     early = trial.intermediate_values.get(at)
     if trial.state != TrialState.COMPLETE or not trial.values or early is None:
@@ -64,7 +63,7 @@ def looked_of(trial: FrozenTrial, facts: SearchFacts) -> LookedRun | None:
 
 
 def chance_of_little(runs: Sequence[LookedRun]) -> float:
-    """The chance that early values say little about the ends of runs, after those that have ended.
+    """The probability that early values say little about final values, judged by the runs that have ended.
 
     Fisher's z of their rank correlation is normal with a variance of 1 / (runs − 3) (Fisher 1921). With the prior it
     gives a normal posterior; the chance is its part below LITTLE_Z. Each further group of runs takes one degree of
@@ -82,16 +81,17 @@ def chance_of_little(runs: Sequence[LookedRun]) -> float:
 
 
 def is_let_go(chance: float, place: int, seed: int, value: object = None) -> bool:
-    """Whether a trial is not paused at its look: in that part of the trials, evenly spread over a search.
+    """Whether a trial is not paused at its look. A part of the trials is not, evenly spread over a search.
 
-    The part is the chance that pauses choose the wrong runs (probability matching, Thompson 1933). The points are an
-    additive recurrence with the golden ratio, which spreads any number of them evenly (Knuth 1998, section 6.4).
+    That part is ``chance``, the probability that pauses choose the wrong runs (probability matching, Thompson 1933).
+    The points are an additive recurrence with the golden ratio, which spreads any number of them evenly (Knuth 1998,
+    section 6.4).
 
     Args:
-        place: how many configurations of the same frontier value came before. With the trial's number instead, some
-            batches would get many and others none, for batches come in turn.
-        value: that value, which begins elsewhere than others. None without a frontier.
+        place: how many configurations of the same frontier value came before. Not the trial's number: batches take
+            turns, so some batches would get many of these trials and others none.
+        value: that frontier value; each value starts at another point. None without a frontier.
     """
-    # Python's hash of a text differs between processes: a search that goes on would decide otherwise.
+    # Python's hash of a text differs between processes: a resumed search would decide otherwise.
     offset = 0.0 if value is None else zlib.crc32(str(value).encode()) / 2**32
     return (offset + seed * SEED_STEP + place * TRIAL_STEP) % 1 < chance

@@ -10,8 +10,8 @@ LEARNING = ("curves", "tpe")
 STRATEGIES = ("auto", *LEARNING, "qmc", "random")
 STOPPINGS = ("auto", "look", "asha", "median", "none")
 LOOK_FROM_TRIALS, LOOK_FROM_EPOCHS = 16, 10
-"""A third of the looked-at trials goes on: of fewer than 16 that is at most five, too few to know each batch. A tenth
-of a run is less than an epoch if the run has fewer than ten."""
+"""``look`` needs at least so many trials and epochs. A third of the trials goes on: of fewer than 16 at most five, too
+few to measure each batch. A tenth of a run of fewer than ten epochs is less than an epoch."""
 
 
 def resolved(strategy: str, stopping: str, trials: int, max_epochs: int) -> tuple[str, str]:

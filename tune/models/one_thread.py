@@ -1,5 +1,5 @@
-"""Linear algebra on one thread. The matrices of a strategy are so small that more threads only wait for each other:
-beside a busy machine's work, five times as long as the computation itself takes.
+"""Linear algebra on one thread. The matrices of a strategy are so small that more threads only wait for each other: on
+a busy machine, five times as long as the computation itself takes.
 
 The limit holds in this process, and only while the function runs. Workers that train are other processes.
 """
@@ -18,7 +18,7 @@ Found = TypeVar("Found")
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """Those that are loaded; to look for them takes longer than a decision."""
+    """The loaded ones. They are searched for once, because the search takes longer than a decision."""
     return ThreadpoolController()
 
 

@@ -28,7 +28,7 @@ from bigbatch.tune.runs.objective import HALF_A_POINT, Objective, Tolerance
 Fits = Callable[[FrozenTrial], bool]
 """Whether a budget has room for the rest of a paused trial's run."""
 Lasts = Callable[[FrozenTrial, float], bool]
-"""Whether a budget lasts so many times as long as the rest of a paused trial's run."""
+"""Whether a budget lasts for this multiple of the rest of a paused trial's run."""
 
 
 class TrialDecision(enum.Enum):
@@ -48,13 +48,12 @@ class Dimension:
     name: str
     distribution: BaseDistribution
     active_when: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    """Another parameter, and its values with which this one exists. Empty: it always exists, or ``always`` is False."""
+    """Another parameter → its values with which this one exists. Empty: it always exists, or ``always`` is False."""
     prior: LogNormal | None = None
     """What is believed about it before the first trial. None: every value of the range, or of its log, is as likely as
     any other."""
     always: bool = True
-    """Whether every configuration has it that fulfils ``active_when``. False if something else than one choice decides,
-    e.g. a number."""
+    """Whether every configuration that fulfils ``active_when`` has it. False if e.g. a number decides, not a choice."""
 
     def is_active(self, params: Mapping[str, object]) -> bool:
         """Whether the parameter exists beside the others of ``params``."""
@@ -86,7 +85,7 @@ class SearchFacts:
 
     @property
     def most_trials(self) -> int:
-        """Configurations that the search tries at most; without an end where a budget alone ends it."""
+        """Configurations that the search tries at most; no limit if only a budget ends it."""
         return sys.maxsize if self.open_ended else self.trials
 
     @property
@@ -110,8 +109,8 @@ class Stopping(Protocol):
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """What happens to ``trial`` after ``epoch`` (1-based, not its last), whose value is already in the study.
 
-        The trial manager calls this after each epoch: once, or again if the driver was killed before it has carried out
-        the answer. The study is then as it was, but for what the look itself wrote. The answer may depend on it alone.
+        The trial manager calls this after each epoch, and again if the driver was killed before it carried out the
+        answer. The study is then the same, except for what the first call wrote. The answer may depend on it alone.
         """
 
     def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
@@ -120,13 +119,13 @@ class Stopping(Protocol):
         The bridge calls this whenever a slot is free and no trial waits in the study.
 
         Args:
-            fits: the budget has no room for a new configuration, and only those go on that fit. With None the slot
-                stays empty.
+            fits: given if the budget has no room for a new configuration. Then only a trial that fits may go on; if
+                none does, the slot stays empty.
             lasts: how long the budget lasts. None: for ever.
         """
 
     def is_over(self, study: Study) -> bool:
-        """Whether enough has run, once all configurations were proposed: no paused trial has to go on."""
+        """Whether the search is over once all configurations were proposed: no paused trial has to be continued."""
 
 
 class Strategy(Stopping, Protocol):

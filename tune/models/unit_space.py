@@ -82,7 +82,7 @@ class SobolSampler(BaseSampler):
 
 def random_part(seed: int, number: int, name: str) -> float:
     """A random number from 0 to below 1, the same for the same trial and parameter, whatever else was drawn."""
-    # Not hash(): that of a text differs between processes, and a search that goes on would draw otherwise.
+    # Not hash(): that of a text differs between processes, and a resumed search would draw other numbers.
     return float(np.random.default_rng([seed, number, zlib.crc32(name.encode())]).random())
 
 

@@ -1,7 +1,7 @@
 """``--enqueue``: configurations that a search tries first, so that what it finds is never worse than what is published.
 
-A trial trains exactly the configuration, scaled to the batch, also where no parameters of the space give it. The study
-notes the nearest parameters, from which samplers learn. See docs/decisions/028.
+A trial trains exactly the configuration, scaled to the batch, even if no parameters of the space produce it. The study
+notes the nearest parameters, and samplers learn from these. See docs/decisions/028.
 
 ``scaled`` follows the rules of those who published a configuration.
 """
@@ -122,7 +122,7 @@ def _batches(plan: SearchPlan) -> tuple[int, ...]:
 
 
 def _published(plan: SearchPlan) -> tuple[EnqueuedTrial, ...]:
-    """One recipe a batch and turn, the optimizers in rotation, as far as a third of the trials reaches."""
+    """In each turn one recipe for each batch, the optimizers in rotation, up to a third of the trials."""
     found: list[EnqueuedTrial] = []
     batches = _batches(plan)
     if plan.space.inverse is None or not batches:

@@ -92,12 +92,12 @@ def _check_batches_are_searched(space: Space, workload: Workload, ranges: Mappin
 SOME_GPU = Machine((Node(1, 1),))
 """Stands for a cluster with GPUs while nothing else is known about it."""
 MANY_IMAGES = 5_000
-"""Training images from which on ``--model auto`` may be ResNet-50."""
+"""With at least so many training images ``--model auto`` may be ResNet-50."""
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """The search as it is known before the machine is."""
+    """What is known of the search before the machine is known."""
 
     space: Space
     data: DataInfo

@@ -14,7 +14,7 @@ LEAST_IMAGES = 200
 """Fewer validation images are not divided by default: a half of 100 images measures an accuracy of 90 % to ± 6 points
 (two standard errors), too coarse to choose by."""
 LEAST_OF_A_CLASS = 4
-"""Nor are fewer than this many images for each class."""
+"""Fewer validation images than this for each class are not divided either."""
 
 
 def parse_holdout(text: str) -> float:

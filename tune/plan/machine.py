@@ -234,11 +234,11 @@ class GpuSharing:
 
     @property
     def at_first(self) -> int:
-        """With how many the search begins."""
+        """How many trials share a GPU when the search begins."""
         return max(1, min(self.asked or 1, self.at_most))
 
     def without(self, too_many: int) -> GpuSharing:
-        """The same where so many are known to be too many."""
+        """The same, if ``too_many`` trials on a GPU are known to be too many."""
         return dataclasses.replace(self, at_most=max(1, min(self.at_most, too_many - 1)))
 
     def words(self, machine: Machine, share: Share) -> str:

@@ -54,7 +54,7 @@ def with_studys_objective(o: SearchOptions, stored: Mapping[str, object]) -> Sea
 def read_objective_options(o: SearchOptions, data: DataInfo, overrides: Mapping[str, object]) -> Objectives:
     """The search's objectives: without an option top-1, or the validation loss where targets are no classes.
 
-    Raises ConfigError for what is none.
+    Raises ConfigError for an invalid one.
     """
     name = one_of_objective_options(o)
     text = getattr(o, name) if name else DEFAULT_OBJECTIVE if data.are_classes else WITHOUT_CLASSES

@@ -1,7 +1,7 @@
 """Checks of single options: ``--time-budget``, ``--confirm``, ``--join``, room in ``--output``.
 
-``--resume`` continues a study as it was planned, and ``--join`` works on it so. Both refuse differences and name them
-as command line options.
+``--resume`` and ``--join`` work on a study as it was planned. Both refuse differences and name them as command line
+options.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def check_study_fits(plan: SearchPlan) -> None:
 
 
 def _checkpoint_bytes(plan: SearchPlan) -> int:
-    """Of one trial; 0 for a whole training function, of which nothing is known."""
+    """Size of one trial's checkpoint; 0 for a whole training function, because it is not known."""
     if plan.trainable:
         return 0
     changes = {key: value for key, value in plan.overrides.items() if key.startswith("model.")}

@@ -66,7 +66,7 @@ class SearchOptions:
     enqueue: tuple[str, ...] = ()
     """The study does not keep these paths; it keeps the configurations, in ``enqueued``."""
     warm_start: tuple[str, ...] = ()
-    """Nor these; it keeps what they say, in ``warm_start``."""
+    """The study does not keep these paths; it keeps what those studies say, in ``warm_start``."""
     study: str | None = None
     output: str | None = None
     storage: str | None = None

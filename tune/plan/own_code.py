@@ -219,7 +219,7 @@ def load_trainable(o: SearchOptions) -> TrainableSpace:
 
 
 def trainable_data() -> DataInfo:
-    """Stands for the data set, of which nothing is known."""
+    """A stand-in for the data set, which is not known."""
     return DataInfo(OWN_DATA, None, 0, 0, 0, 0, 0, (), "imagenet")
 
 

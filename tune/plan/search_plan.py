@@ -1,7 +1,7 @@
 """The plan of a search: the checked facts that are known before Ray starts.
 
-Two parts of it stand first: the frontier, which is the parameter whose values a search compares, and the trials with a
-whole configuration that a search tries before it proposes any.
+Two parts of the plan come first: the frontier, the parameter whose values a search compares; and the trials with a
+whole configuration, which a search tries before it proposes its own.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class SearchPlan:
 
     @property
     def most_trials(self) -> int:
-        """How many configurations the strategy proposes; without an end where a budget is the only limit."""
+        """How many configurations the strategy proposes; no limit if a budget is the only one."""
         return sys.maxsize if self.open_ended else self.trials
 
     @property

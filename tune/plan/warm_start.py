@@ -1,7 +1,7 @@
 """``--warm-start``: read trials of other studies as knowledge of this search. Their folders stay as they are.
 
 A study fits if it has this search's parameters and objective. Batch, subset, image size, network and epochs may differ:
-what that changes, the model of the curves finds out. See docs/decisions/033.
+the curve model finds out what that changes. See docs/decisions/033.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bigbatch.tune.storage.description import STUDY_FILE, read_description
 from bigbatch.tune.storage.summary import EPOCHS_TABLE, UNREADABLE, summarize
 
 MOST_TRIALS = 200
-"""Of a larger study, the better half of these is kept, and as many spread over the others."""
+"""Of a larger study so many trials are kept: one half are the best, the other half are spread over the rest."""
 WARMUP_KEY = "schedule.warmup_epochs"
 SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Of a curve, the values at these parts of the run are kept, and the last one."""
@@ -44,7 +44,7 @@ def knowledge_of(plan: SearchPlan, stored: Mapping[str, object]) -> tuple[KnownS
 
 
 def read_knowledge(plan: SearchPlan) -> tuple[KnownStudy, ...]:
-    """The studies that ``--warm-start`` names. Raises ConfigError for one that is none, is empty or does not fit."""
+    """The studies that ``--warm-start`` names. Raises ConfigError for no study, an empty or an unsuitable one."""
     paths = plan.options.warm_start
     if paths and (plan.objectives.several or "=" in plan.objectives.text):
         raise ConfigError(
@@ -230,7 +230,8 @@ def worth_of(trial: KnownTrial, objective: Objective) -> tuple[bool, float]:
 def best_known(plan: SearchPlan) -> list[tuple[str, dict[str, object]]]:
     """Labels and parameters of the configurations to try first: of each batch the best, at each batch of this search.
 
-    They are a quarter of the trials at most, but one. The studies take turns, from the largest batch to the smallest.
+    They are at most a quarter of the trials, but at least one. The studies take turns, from the largest batch to the
+    smallest.
     """
     room, name = max(1, plan.trials // 4), plan.frontier.searched if plan.frontier else None
     values: tuple[object, ...] = plan.frontier.values[::-1] if plan.frontier and name else (None,)

@@ -1,20 +1,20 @@
 """``--strategy curves``: proposes what a Gaussian process on learning curves thinks will most probably be better.
 
 For each trial a threshold is drawn: the best value so far, plus a random improvement between 10^−2.5 and 10^−0.3
-standard deviations (as MFPI-random of ifBO, Rakotoarison et al. 2024, arXiv 2404.16795). Of 60 random configurations
-and 60 near the five best, the one is taken whose run most probably ends above it. So trials that start at the same
-time differ, some careful and some bold. A configuration whose run will cost much more than usual must be as much more
-probable. A run that violates a constraint of the space counts as diverged, and so does what the space has
-refused. A configuration that the model can hardly tell from one that
-was tried must be a hundred times as probable: the trials of a search are for what is not known yet. Of a word that no
-trial had, e.g. an optimizer, trials with other words say little. So after the first trials each has such a word until
-all were tried, in the first half of a search.
+standard deviations (as MFPI-random of ifBO, Rakotoarison et al. 2024, arXiv 2404.16795). Among 60 random configurations
+and 60 near the five best, the sampler takes the one whose run most probably ends above the threshold. So trials that
+start at the same time differ: some are careful, some are bold. A run that costs k times as much as usual needs k times
+the probability. A configuration that violates a constraint of the space, or that the space has refused, counts as
+diverged. A configuration that the model can hardly distinguish from a tried one needs a hundred times the probability:
+a search should try what is not known yet. Trials with other words (e.g. optimizers) say little about a word that no
+trial had. So in the first half of a search, after the first trials, each trial has such a word until all words were
+tried.
 
-The very first trial is the middle of the space, unless recipes or a space's own initial points are. The other first
-ones are the points of a Sobol sequence: ten or more, and up to two for each slot as long as no run has ended. If other
-studies say something (``--warm-start``), every second of the first trials is proposed already, and candidates lie near
-the best configurations of those studies, too. After them every third proposal disregards the other studies, so that
-one that misleads cannot lead the whole search astray.
+The first trial, or the first one after the recipes, is the middle of the space, unless initial points or trials of a
+warm start come before it. The other first trials are points of a Sobol sequence: ten or more, and up to two for each
+slot while no run has ended. With knowledge of other studies (``--warm-start``), the model already proposes every second
+of the first trials, and candidates also lie near the best configurations of those studies. After the first trials every
+third proposal disregards the other studies, so that a misleading study cannot spoil the whole search.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ Array = NDArray[np.float64]
 FRESH, NEAR, ELITE = 60, 60, 5
 """Random candidates, candidates near the best trials, and how many are the best."""
 ALONE_EVERY = 3
-"""Every so many trials, what other studies say is disregarded."""
+"""One of this many proposals disregards the other studies."""
 COPY = 0.97
 """A configuration is a copy of one that was tried if the model's correlation of the two is above this."""
 COPY_ODDS = 100.0
-"""A copy must be so many times as probable as another configuration. It is not ruled out: after many trials of few
-parameters, what is left may be bad, and the best is to be found between copies."""
+"""A copy must be so many times as probable as another configuration. It is not excluded: after many trials of few
+parameters, all other configurations may be bad, and the best one may be a copy."""
 SAME, LEFT_FOR_LAST = 1 - 1e-12, 1e9
-"""The very same configuration, as in a space of words, is proposed again only if no other candidate is left: the
-logarithm of its probability counts as so much smaller."""
+"""A configuration with a correlation above SAME is identical to a tried one. It is proposed only if no other candidate
+is left: LEFT_FOR_LAST is subtracted from the logarithm of its probability."""
 
 NEW_WORD_UNTIL = 0.5
-"""In this part of a search, a configuration with a word that no trial had comes first. With a budget alone it is a part
-of the number of trials that is guessed."""
+"""In this first part of a search, configurations with a word that no trial had come first. If a budget is the only
+limit, it is a part of the guessed number of trials."""
 NEW_WORD_FIRST = 1e6
-"""The logarithm of its probability counts as so much larger then."""
+"""It is then added to the logarithm of such a configuration's probability."""
 
 
 class CurvesSampler(BaseSampler):
@@ -89,7 +89,7 @@ class CurvesSampler(BaseSampler):
         return value_at(random_part(self._facts.seed, self._number, param_name), param_distribution)
 
     def propose(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
-        """A whole configuration with the ``fixed`` values, those of an enqueued trial, and those it already has."""
+        """A whole configuration with the ``fixed`` values, the enqueued ones and those that the trial already has."""
         fixed = {**trial.system_attrs.get("fixed_params", {}), **trial.params, **fixed}
         learned, starts = None, self._starts(study)
         has_begun = bool(self._facts.knowledge) and self._number % 2 == 0
@@ -102,7 +102,7 @@ class CurvesSampler(BaseSampler):
         peers = self._peers(learned, fixed)
         candidates = self._candidates(rng, learned, peers, fixed)
         features = np.array([self._space.encode(params) for params in candidates])
-        # At the end of the run, by no trial's curve: a new trial has none yet.
+        # The end of each run. The owner −1 is no trial: a new trial has no curve yet.
         at = CurvePoints(features, np.ones(len(features)), np.full(len(features), -1))
         mean, sd = learned.model.predict(at)
         best = max((learned.curves[i].best for i in peers), default=-np.inf)
@@ -117,7 +117,7 @@ class CurvesSampler(BaseSampler):
         return candidates[int(score.argmax())]
 
     def _starts(self, study: Study) -> bool:
-        """Whether this is one of the first trials. More are, while the looks of the first round are all there is."""
+        """Whether this is one of the first trials. There are more of them while no run has ended."""
         history = self._encoder.history
         history.update(study)
         number = self._number - len(history.refused)
@@ -141,7 +141,8 @@ class CurvesSampler(BaseSampler):
         return params
 
     def _peers(self, learned: Learned, fixed: Mapping[str, object]) -> list[int]:
-        """Places of the curves with which a trial of these values compares, without those that are no candidates."""
+        """Places of the curves that may be the best; of those at the ``fixed`` value of the frontier, if it is
+        fixed."""
         name, found = self._facts.frontier, [i for i, c in enumerate(learned.curves) if c.competes]
         if name is None or name not in fixed:
             return found
@@ -155,8 +156,8 @@ class CurvesSampler(BaseSampler):
         return [*(c.params for c in learned.curves), *silent], np.concatenate([learned.features, coordinates])
 
     def _repetition(self, learned: Learned, candidates: Sequence[Mapping[str, object]], at: Array) -> Array:
-        """By how much the logarithm of each candidate's probability (m,) counts as smaller because the candidate
-        repeats, or nearly repeats, what was tried at its value of the frontier. ``at``: their coordinates (m, d)."""
+        """What to subtract from the logarithm of each candidate's probability (m,), because the candidate repeats, or
+        nearly repeats, what was tried at its value of the frontier. ``at``: their coordinates (m, d)."""
         tried, coordinates = self._tried(learned)
         alike = learned.model.resemblance(at, coordinates)
         if (name := self._facts.frontier) is not None:
@@ -170,7 +171,7 @@ class CurvesSampler(BaseSampler):
         return np.asarray(np.log(COPY_ODDS) * (most > COPY) + LEFT_FOR_LAST * (most > SAME))
 
     def _has_new_word(self, study: Study, candidates: Sequence[Mapping[str, object]]) -> NDArray[np.bool_]:
-        """Whether each candidate (m,) has a word that no trial had, of this study or of those that it believes."""
+        """Whether each candidate (m,) has a word that no trial of this study or of a trusted other study had."""
         if not any(self._encoder.history.untried.values()):
             return np.zeros(len(candidates), bool)  # the common case
         believed = [self._facts.knowledge[place] for place in self._encoder.trusted(study)]
@@ -184,7 +185,7 @@ class CurvesSampler(BaseSampler):
     def _candidates(
         self, rng: np.random.Generator, learned: Learned, peers: Sequence[int], fixed: Mapping[str, object]
     ) -> list[dict[str, object]]:
-        """Random configurations and neighbours of the best: of the peers, filled up with the best of the others."""
+        """Random configurations, and neighbours of the best: of the peers, then the others, and of other studies."""
         ends = learned.ends()
         mine = set(peers)
         whole = [i for i, c in enumerate(learned.curves) if c.competes]

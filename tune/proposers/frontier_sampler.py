@@ -1,16 +1,16 @@
 """Spend a search's trials over the values of its frontier, e.g. its global batches, with a strategy's sampler.
 
-A sampler that optimises the objective alone walks to the small batches, which are the easier ones, and says nothing
-about the large ones. So the frontier's value of each new trial is chosen here, and the sampler proposes the other
-parameters, as if that value had been enqueued with the trial.
+A sampler that optimises only the objective would choose the small batches, which are easier, and the large ones would
+stay unknown. So the frontier's value of each new trial is chosen here. The sampler proposes the other parameters, as if
+that value had been enqueued with the trial.
 
-- Each value gets at least half of an equal share of the trials. These come first, the value with the fewest trials
-  next. So each value is tried early, and the rest is spent with the most knowledge.
+- Each value gets at least half of an equal share of the trials. These come first, always at the value with the fewest
+  trials. So each value is tried early, and the rest is spent with more knowledge.
 - The rest goes where one more trial most probably changes the answer. The answer is the largest value whose best trial
-  is within the tolerance of the best of all. A larger value changes it if a trial there comes within the tolerance;
-  that counts for as many steps as the answer would move up. A smaller value changes it if a trial there is so good that
-  the answer falls behind, and a trial at the answer itself may improve it. Both count half: they save no steps. Neither
-  can happen beyond what the metric can reach, e.g. 100 %.
+  is within the tolerance of the best of all. A trial at a larger value changes it by coming within the tolerance; that
+  counts once for each value by which the answer moves up. A trial at a smaller value changes it by being so good that
+  the answer is no longer within the tolerance. A trial at the answer may improve it. These two count half, because they
+  save no optimizer steps. They count nothing if the metric would have to exceed its limit, e.g. 100 %.
 
 The chance that a trial beats the best of n others of its value is 1 / (n + 1). The chance that it also beats it by a
 distance d is taken to fall as exp(−d / s), where s is the usual distance from the middle trial of a value to its best.

@@ -1,7 +1,7 @@
 """A sampler and a pruner of the user's own: functions in a file, for ``--strategy`` and ``--stopping``.
 
-A strategy remembers only the study (docs/decisions/024). So the function is called again for each trial, or for each
-look, and what its sampler keeps in itself is gone with the trial.
+A strategy has no memory but the study (docs/decisions/024). So the function is called again for each trial, or for each
+look, and the state of its sampler is lost after the trial.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check_own_strategy(
 
 
 def _made(option: str, word: str, kind: type[T], known: Mapping[str, int]) -> T:
-    """What the function of ``word`` returns, called with those of ``known`` for which it has parameters."""
+    """What the function of ``word`` returns. It gets those of the ``known`` arguments that it has parameters for."""
     function = load_function(option, word)
     given = {name: value for name, value in known.items() if _takes(function, name)}
     check_call(option, word, function, (), given)
@@ -115,6 +115,6 @@ class OwnSampler(PassingSampler):
         return users_code(STRATEGY, self._word)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """As the user's sampler, of a trial that it sees: confirmations, for one, are not its own."""
+        """As the user's sampler, for trials that it sees. Confirmations, for example, are hidden from it."""
         if any(shown.number == trial.number for shown in study.get_trials(deepcopy=False)):
             super().after_trial(study, trial, state, values)

@@ -33,7 +33,7 @@ class PassingSampler(BaseSampler):
         """Who answers the questions about ``trial``."""
 
     def around(self) -> AbstractContextManager[object]:
-        """Within which the other sampler is asked."""
+        """The context in which the other sampler is asked."""
         return nullcontext()
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
@@ -83,7 +83,7 @@ class ShownSampler(PassingSampler):
 
 
 class OwnTrials(StudyIndex):
-    """Shows a strategy its own trials of a study; the study itself where it has no others."""
+    """Shows a strategy only its own trials of a study. If the study has no others, it is shown as it is."""
 
     def seen(self, study: Study) -> Study:
         """What a strategy sees of ``study``."""
@@ -95,7 +95,7 @@ class OwnTrials(StudyIndex):
         return kind_of(trial) == Kind.CONFIRMATION
 
     def _shown(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
-        """Of the trials for which ``seen`` was asked, or later ones."""
+        """The trials without the hidden ones. ``trials``: those of the last call of ``seen``, or more."""
         self.take_in(trials)
         found = list(trials)
         # From the end: the places before it stay the same.

@@ -1,12 +1,12 @@
 """What TPE sees of trials that ended badly or were spared. The study keeps the truth.
 
-**Bad ends.** A diverged trial is FAIL in the study, and so is one that the space refused. TPE passes over failed
-trials: it would propose the same again and again, most of all where the best values lie at the edge of divergence.
-Their last values are no help either, or there are none. So it is shown a bad end as what it ranks last:
+**Bad ends.** A diverged trial is FAIL in the study, and so is one that the space refused. TPE ignores failed trials: it
+would propose similar ones again and again, most of all where the best values lie at the edge of divergence. Their last
+values do not help either, if there are any. So a bad end is shown as what TPE ranks last:
 
-- Of one objective, it ranks pruned trials behind finished ones, those that came further first. A bad end is a pruned
-  trial without any value, which is the last of all but those that violate a constraint. It needs no number, so it is
-  the same for every metric, also where nobody knows what a diverged run is worth, and for a target.
+- Of one objective, it ranks pruned trials behind finished ones, those that came further first. A bad end is shown as a
+  pruned trial without any value. Only trials that violate a constraint rank behind it. It needs no number, so it is the
+  same for every metric, also for a target, and where the value of a diverged run is not known.
 - Of several objectives, it needs numbers. A bad end is a finished trial with the worst values that any other one has. A
   worse number would be an outlier, and flatten the model everywhere else.
 
@@ -16,7 +16,7 @@ Before any other trial has a value, bad ends are not shown: among bad ends alone
 (``stopping.py``). So even a bad trial of few steps may run to its end. TPE ranks trials first by their length, then by
 value: finished trials before stopped ones, and later stopped before earlier stopped ones (``_split_trials`` of
 ``optuna.samplers._tpe.sampler``). That is right if a trial had to earn each epoch. A spared trial did not: with few
-other finished trials, one of 31 % ranked before stopped ones of 60 %.
+other finished trials, a spared one with 31 % ranked before stopped ones with 60 %.
 
 So TPE sees a spared trial as stopped in the epoch in which the pruner first wanted to stop it, with its final value. If
 it ends among the best third of the finished trials (the pruner's own rule, applied at the end), TPE sees it as it is.
@@ -51,8 +51,7 @@ def shown_to_tpe(study: Study) -> Study:
 def with_bad_ends(trials: Sequence[FrozenTrial], directions: Directions) -> list[FrozenTrial]:
     """The trials as TPE should see them. The given trials are not changed.
 
-    A trial that another one continues or repeats is left out if that one ended badly: its early values would speak for
-    it.
+    A trial is left out if another one that continues or repeats it ended badly: its early values would look good.
     """
     wholes = {frozenset(trial.params) for trial in trials if not was_refused(trial)}
     bad = {trial.number for trial in trials if _ended_badly(trial, wholes)}
@@ -75,8 +74,8 @@ def with_bad_ends(trials: Sequence[FrozenTrial], directions: Directions) -> list
 
 
 def _ended_badly(trial: FrozenTrial, wholes: Set[frozenset[str]]) -> bool:
-    """Whether it diverged, or was refused when all its parameters were drawn: samplers take the parameters that a trial
-    lacks for some that its configuration does not have."""
+    """Whether it diverged, or was refused after all its parameters were drawn: to samplers, a parameter that a trial
+    lacks is one that its configuration does not have."""
     refused = was_refused(trial) and trial.state == TrialState.FAIL
     return has_diverged(trial) or (refused and frozenset(trial.params) in wholes)
 

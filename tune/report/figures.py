@@ -42,7 +42,7 @@ def all_figures(study: RecordedStudy) -> list[ReportFigure]:
 
 
 def frontier(study: RecordedStudy) -> ReportFigure:
-    """What is reported of the best of each value with its interval, beside the value that chose it."""
+    """The reported value of the best trial of each frontier value, with its interval, and the value that chose it."""
     found = study.frontier
     if found is None or found.facts.name is None:
         return ReportFigure("frontier", "The frontier", missing=NO_FRONTIER)
@@ -72,7 +72,7 @@ def frontier(study: RecordedStudy) -> ReportFigure:
             "marker": {"color": BLUE, "size": 9},
         },
     ]  # fmt: skip
-    caption = f"Blue: what is reported of the best of each {facts.word}, with its 95 % interval where there is one. "
+    caption = f"Blue: the reported value of the best trial of each {facts.word}, with its 95 % interval if it has one. "
     if any(one.reported.by != CHOSEN for _, one in best):
         data.append(
             {
@@ -90,7 +90,7 @@ def frontier(study: RecordedStudy) -> ReportFigure:
             }
         )  # fmt: skip
         tolerance = facts.tolerance.words(objective.metric)
-        caption += f"By the values that choose, the ring is the largest {facts.word} within {tolerance} of the best. "
+        caption += f"The ring is the largest {facts.word} within {tolerance} of the best, by the values that choose. "
     caption += "Grey dots: all finished trials, by the value that chooses."
     axis = (
         log_axis(plotly_text(facts.name), numbers, numbers)
@@ -188,9 +188,9 @@ def parameter_importance(study: RecordedStudy) -> ReportFigure:
         "x": [100 * shares[one] for one in order], "hovertemplate": "%{y}: %{x:.0f} %<extra></extra>",
     }  # fmt: skip
     caption = (
-        "How much each parameter that all trials have decided whether a trial was among the best tenth (PED-ANOVA, "
-        "Watanabe et al. 2023, arXiv 2304.10255, by Optuna). With fewer than 50 trials the order of near ones is "
-        f"mostly chance; there are {count}."
+        "How much each parameter decided whether a trial was among the best tenth (PED-ANOVA, Watanabe et al. 2023, "
+        "arXiv 2304.10255, by Optuna), if all trials have it. With fewer than 50 trials the order of "
+        f"parameters with similar shares is mostly chance; there are {count}."
     )
     axes = layout(height=max(260, 90 + 24 * len(order)), xaxis={"title": {"text": "share of the importance (%)"}})
     return ReportFigure(name, title, caption, [data], axes)

@@ -140,7 +140,7 @@ def write_report(study: RecordedStudy, path: Path) -> None:
 
 
 def report_at_end(folder: Path, trials: Sequence[AnyTrial]) -> str:
-    """Write the report of a search that ends, and say where it is, in a line. A report that fails is a line too.
+    """Write the report of a search that ends. Returns a line: where the report is, or why it was not written.
 
     Args:
         folder: the study's.

@@ -162,7 +162,7 @@ def _reading(optimizer: str) -> str:
 
 def _law_in_words(law: FittedLaw | None) -> str:
     if law is None:
-        return "A law of this study takes finished trials at three batches."
+        return "A law of this study needs finished trials at three batches."
     exponent = f"{law.exponent:.2f} ± {law.error:.2f} (standard error, {law.batches} batches)"
     return (
         f"The blue line is fitted to the best quarter of each batch; its exponent is {exponent}. "

@@ -1,7 +1,7 @@
 """Read a study for a report, also while it runs or where its files are damaged. Nothing is written or locked.
 
-The journal is read up to its first incomplete line. If there is none, as with a database, or if it cannot be read, the
-tables say what they know.
+The journal is read up to its first incomplete line. Without a journal (with a database), or if it cannot be read, the
+tables are read.
 """
 
 from __future__ import annotations

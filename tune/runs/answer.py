@@ -10,13 +10,13 @@ from bigbatch.tune.runs.run import AnyTrial, search_trials
 
 
 def answer_of(trials: Sequence[AnyTrial], description: Mapping[str, object], objectives: Objectives) -> Frontier | None:
-    """The answer of a study; None before a trial has finished, for several objectives, which have a front instead, and
-    for a target, of which the run that reached it first is the best."""
+    """The answer of a study. None before a trial has finished; for several objectives, which have a front instead; and
+    for a target, where the best run is the one that reached it in the fewest device hours."""
     return frontier_of(trials, frontier_facts(description, objectives.first)) if objectives.one_metric else None
 
 
 def leading_trial(trials: Sequence[AnyTrial], frontier: Frontier | None, objectives: Objectives) -> AnyTrial | None:
-    """The trial of best.json: that of the answer; without one the best in the first objective, or None."""
+    """The trial of best.json: the answer's trial; without an answer the best one in the first objective, or None."""
     if frontier is not None:
         return next(trial for trial in trials if trial.number == frontier.leading.trial)
     return objectives.best(search_trials(trials))

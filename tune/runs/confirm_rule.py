@@ -13,8 +13,8 @@ LEAST_TRIALS = 6
 AFFORDABLE_SHARE = 0.2
 """The default rule may use this part of the time that the search has trained …"""
 AFFORDABLE_WORKER_S = 180.0
-"""… or this many worker seconds, if they are more: a minute and a half on two devices. As much again is for what
-follows where fresh seeds refute the answer. With a budget: a part of it alone, for all together."""
+"""… or this many worker seconds, if that is more: a minute and a half on two devices. If fresh seeds refute the answer,
+as much again is for the next candidates. With a budget all of them together may use a part of it."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
 """Confirm the best trials of a finished search: train them again with seeds that the search did not use.
 
-The best of many trials is chosen for its value, so a part of that value is luck: with its examples, its initial
-weights and its data order. Fresh seeds have other weights and another order, so that part of the luck is not in the
-mean over them ("regression to the mean"). So a trial is called best by this mean. They validate on the same examples,
-so what fits these by luck is still in it; only held-out examples show how much that is (reported.py).
+The best of many trials is chosen for its value, so a part of that value is luck with the validation examples, the
+initial weights and the data order. Fresh seeds give other weights and another order, so the mean over them is free of
+the last two parts ("regression to the mean"), and a trial is called best by this mean. All seeds validate on the same
+examples, so the luck with the examples stays; only held-out examples show how large it is (reported.py).
 
-The default rule confirms the search's answer and its best trial. Where their means show that the answer is worse by
-more than the tolerance, the next value below that may be good enough is confirmed as well, and so on: else nothing
-could be the answer but the value of the best trial, which is mostly the smallest batch. An answer that is confirmed
-alone, as the best of all, is compared with what was chosen for the next value.
+The default rule confirms the search's answer and its best trial. If their means show that the answer is worse by more
+than the tolerance, the next value below that may be good enough is confirmed as well, and so on: otherwise only the
+value of the best trial, mostly the smallest batch, could become the answer. If the answer itself is the best trial, its
+mean is compared with the search's own value of the next candidate.
 
 A confirmation is a trial of the study with the parameters of the confirmed trial, ``CONFIRMS_ATTR`` and ``SEED_ATTR``.
 It runs to its end, does not count as one of ``--trials``, and no strategy sees it. Which confirmations are missing is a
@@ -47,8 +47,8 @@ from bigbatch.tune.runs.run import (
 from bigbatch.tune.runs.tables import epoch_s
 
 LEAST_SEEDS = 2
-"""The default rule takes fewer fresh seeds than it would like where only these are affordable, but not a single one:
-one seed says nothing about others."""
+"""The default rule takes fewer fresh seeds if it cannot afford all of them, but never a single one: one seed says
+nothing about others."""
 SEEDS = 2**31
 
 
@@ -74,7 +74,7 @@ class ConfirmationFacts:
     """Of the search."""
     frontier: FrontierFacts = FrontierFacts()
     most_worker_s: float | None = None
-    """What the default rule may use where a budget says it. None: AFFORDABLE_SHARE of what was trained, or more."""
+    """What the default rule may use of a budget. None: AFFORDABLE_SHARE of what was trained, or more."""
 
 
 def missing_confirmations(trials: Sequence[AnyTrial], facts: ConfirmationFacts) -> list[Confirmation]:
@@ -107,9 +107,8 @@ def trials_to_confirm(trials: Sequence[AnyTrial], facts: ConfirmationFacts) -> l
 def best_of_each_value(trials: Sequence[AnyTrial], facts: ConfirmationFacts) -> dict[object, list[AnyTrial]]:
     """Value of the frontier → as many of its finished trials as may be confirmed, the best first.
 
-    If two or more may be, the best configuration that was given, as
-    published recipes are, is one of them: the last one, if it is not among the best. Then what is found is never worse
-    than what is published for no better reason than luck with one seed.
+    If two or more may be confirmed, the best given configuration (e.g. a published recipe) is one of them: the last
+    one, if it is not among the best. So luck with one seed alone cannot make the result worse than what is published.
     """
     searched, most = search_trials(trials), max(1, facts.rule.best)
     done = [t for t in counted_trials(searched) if t.state == TrialState.COMPLETE and t.values]
@@ -138,8 +137,8 @@ def _points(searched: Sequence[AnyTrial], facts: ConfirmationFacts) -> list[list
 def _affordable(
     searched: Sequence[AnyTrial], confirmations: Sequence[AnyTrial], facts: ConfirmationFacts
 ) -> list[tuple[AnyTrial, Sequence[int]]]:
-    """The answer's trial and the best one, and what follows where fresh seeds refute the answer, as far as this costs
-    little by the epochs of the search. None where nothing has learned."""
+    """The answer's trial and the best one, and the next candidates if fresh seeds refute the answer, as far as this
+    costs little by the epochs of the search. Empty for fewer than LEAST_TRIALS trials, or without an answer."""
     frontier = frontier_of(searched, facts.frontier)
     if len(counted_trials(searched)) < LEAST_TRIALS or frontier is None or frontier.answer is None:
         return []
@@ -174,10 +173,10 @@ def _answer_fell_below(
     confirmations: Sequence[AnyTrial],
     facts: ConfirmationFacts,
 ) -> bool:
-    """Whether each confirmation that was ``asked`` for has ended, and by them the answer comes before the candidate's
-    value, or, where only one trial was confirmed, is worse than the candidate by more than the tolerance.
+    """Whether all confirmations that were ``asked`` for have ended, and by their results the answer is a value before
+    the candidate's, or, if only one trial was confirmed, is worse than the candidate by more than the tolerance.
 
-    Runs that ended without a result say nothing: where a trial has no other, nothing follows before they are repeated.
+    Runs that ended without a result are ignored. False if a trial has no other runs, until they are repeated.
     """
     numbers = {trial.number for trial, _ in asked}
     of_asked = [t for t in confirmations if confirmed_by(t) in numbers]

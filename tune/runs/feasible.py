@@ -71,7 +71,7 @@ def bounds_in_words(constraint: Constraint, metric: Metric | None = None) -> str
 def note_constraints(trial: Trial, beyond: Mapping[str, float]) -> None:
     """Write what is known of the constraints into the study, also where Optuna's samplers look for it.
 
-    Call it once, before the trial is told.
+    Call it once, before the study gets the trial's end.
     """
     if violated := {name: excess for name, excess in beyond.items() if excess > 0}:
         trial.set_user_attr(INFEASIBLE_ATTR, violated)

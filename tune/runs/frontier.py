@@ -4,16 +4,16 @@ largest value whose best configuration is not worse than the best of all by more
 A search that compares no values has one row, and its answer is that row's best trial. All of it is computed from the
 trials and from study.json, so it can be made again at any time.
 
-*What chooses, and what reports.* Rows compare by the value that chose: that of the search's own run, or the mean over
-fresh seeds where a trial was confirmed. Confirmed rows are preferred, because the value for which a trial was chosen is
-too good by luck. A person is told what did not choose (``ReportedValue``): the value on the held-out examples, else the
-mean over fresh seeds, and only else the value that chose.
+*Values that choose and values that report.* Rows are compared by the value that chooses: that of the search's own run,
+or the mean over fresh seeds if the trial was confirmed. Confirmed rows are preferred, because the value for which a
+trial was chosen is too good by luck. A person is shown a value that did not choose, if there is one
+(``ReportedValue``): the value on held-out examples, else the mean over fresh seeds, else the value that chose.
 
 *Nothing learned.* A row whose best run is not better than a constant prediction (``learned.py``) is no candidate. If no
 row is left, or no run can be told apart from another, there is no answer: ``usable`` is false.
 
-*Intervals* hold at 95 %. Of held-out examples they are Clopper-Pearson's; the best of k finished trials, by the value
-that chose, has it at a level of 5 % / k. With several seeds Student's t is added (see reported.py). *How much worse*
+*Intervals* hold at 95 %. On held-out examples they are Clopper-Pearson intervals; for the best of k finished trials, by
+the value that chose, the error rate is 5 % / k. With several seeds Student's t is added (reported.py). *How much worse*
 a value may be than another follows from both intervals by Newcombe's rule for a difference (1998, method 10). It takes
 the two as independent. They share their examples, which makes the difference more certain than the rule says.
 """
@@ -70,7 +70,7 @@ class FrontierFacts:
     name: str | None = None
     """The parameter; None: the search compares no values."""
     values: tuple[object, ...] = (None,)
-    """In order, the answer is the last one that holds."""
+    """In order: the answer is the last one within the tolerance."""
     tolerance: Tolerance = HALF_A_POINT
     examples: Examples = Examples()
     workers: int = 1
@@ -91,14 +91,14 @@ class BestOfValue:
 
     trial: int
     objective: float
-    """By which rows compare: of its last epoch; the mean over the seeds where it was confirmed."""
+    """The value by which rows compare: that of its last epoch, or the mean over fresh seeds if it was confirmed."""
     chosen_at: float
     """Of its own last epoch: the value for which the search chose it."""
     reported: ReportedValue
     seeds: int
     """Fresh seeds with which the trial was confirmed; 0: none."""
     seeds_diverged: int
-    """With how many of them it diverged. Such a trial is the best only where the value has no other."""
+    """How many of these runs diverged. Such a trial is the best only if the value has no other one."""
     seeds_failed: int
     """Runs with fresh seeds that ended without a result; ``--retry-failed`` repeats them."""
     learned: bool | None
@@ -132,9 +132,9 @@ class FrontierRow:
     best: BestOfValue | None
     """None before a trial has finished."""
     worse_by: float | None = None
-    """Than the best of all values, in the objective's unit; 0 for the best one. None: it is not compared."""
+    """How much worse than the best of all values, in the objective's unit; 0 for the best. None: it is not compared."""
     worse_at_most: float | None = None
-    """Than any other value, at 95 %, by the reported values; None without intervals."""
+    """How much worse at most than any other value, at 95 %, by the reported values; None without intervals."""
     refuted: bool = False
     """Whether the held-out examples show it to be worse than another value by more than the tolerance, at 95 %."""
 
@@ -262,8 +262,8 @@ def frontier_of(trials: Sequence[AnyTrial], facts: FrontierFacts) -> Frontier | 
 
 
 def _comparable(rows: Sequence[FrontierRow]) -> list[FrontierRow]:
-    """The rows among which the answer is chosen: those that have learned; of these confirmed ones, if there are any.
-    Those that diverged with a fresh seed, or that held-out examples refute, are compared only where no other is left.
+    """The rows among which the answer is chosen: those that have learned, and of these only the confirmed ones, if any.
+    Rows that diverged with a fresh seed, or that held-out examples refute, are left out if another row is left.
 
     The value for which a trial was chosen is too good by luck, so it is not compared with a confirmed one.
     """
@@ -349,9 +349,9 @@ class _Trials:
         )
 
     def _has_learned(self, trial: AnyTrial, reported: ReportedValue, tried: int) -> bool | None:
-        """Whether the run that was chosen from ``tried`` ones has learned, and what did not choose it agrees.
+        """Whether the run that was chosen from ``tried`` ones has learned, by its own and by the reported value.
 
-        How much seeds differ, or that one diverged, is no sign of that: two at 60 and 75 % have learned, although
+        The spread of seeds, or a diverged one, does not count: two seeds at 60 and 75 % have learned, although
         Student's interval of their mean is wider than the scale.
         """
         objective, curve = self.facts.objective, self._curve(trial)
@@ -373,9 +373,9 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _refuted(rows: Sequence[FrontierRow], facts: FrontierFacts) -> list[FrontierRow]:
-    """The rows, with those marked that are clearly worse than another one on the examples that did not choose.
+    """The rows. Those that are clearly worse than another one on held-out examples are marked as refuted.
 
-    Held-out examples do not choose, or they would report too much as well. But a value that they refute is no answer.
+    Held-out examples do not choose: otherwise their values would be too good as well. But they can refute an answer.
     """
     learnt = [row.best for row in rows if row.best is not None and row.best.learned is not False]
     held = [best.reported for best in learnt if best.reported.by == HELD_OUT]

@@ -1,6 +1,6 @@
 """What trials of other studies say: the knowledge of ``--warm-start``. Needs no Optuna.
 
-study.json keeps it, so a resumed search needs no other study, and decides as it would have.
+study.json keeps it, so a resumed search does not need the other studies, and decides as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bigbatch.base import json_values
 WARM_START = "warm_start"
 """The key in study.json."""
 LABEL = "warm start: "
-"""The label of a trial that was enqueued because another study had found it begins with this."""
+"""The label of a trial begins with this if the trial was enqueued because another study had found it."""
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ def last_change(values: Sequence[float]) -> float | None:
 
 
 def worst_setback(values: Sequence[float], objective: Objective) -> float:
-    """The most by which a run became worse from one epoch to the next, in the last half of its changes: what it gains
-    in the others is learning, and no uncertainty. 0 with one epoch."""
+    """The largest setback of a run from one epoch to the next, in the second half of its changes: those of the first
+    half show learning, not uncertainty. 0 with one epoch."""
     gains = [objective.gain(value) for value in values if math.isfinite(value)]
     changes = [after - before for before, after in zip(gains, gains[1:], strict=False)]
     return max([0.0, *(-change for change in changes[len(changes) // 2 :])])
@@ -100,7 +100,7 @@ def baseline_of(trials: Sequence[AnyTrial], description: Mapping[str, object], o
     Args:
         trials: of the study, in any state.
         description: study.json.
-        objective: one of the study's. What costs, and the time to a target, has no such value.
+        objective: one of the study's. A cost, or the time to a target, has no such value.
     """
     if isinstance(objective, TimeToTarget) or objective.name.endswith(metrics.COSTS):
         return None

@@ -136,7 +136,7 @@ def of_record(name: str, record: Record) -> float:
 
 
 def of_run(name: str, records: Sequence[Record], gpu_hours: float = math.nan) -> float:
-    """The metric of a whole run: of its last epoch, but the median of ``epoch_s`` and the most of ``memory_bytes``.
+    """The metric of a whole run: of its last epoch, but the median of ``epoch_s`` and the maximum of ``memory_bytes``.
 
     Args:
         records: of its epochs, the first one first. Not a number without records.

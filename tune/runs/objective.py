@@ -1,8 +1,8 @@
-"""The objective of a search: which metric it optimises, in which direction, and what no value is worth.
+"""The objective of a search: which metric it optimises, in which direction, and what a diverged trial is worth.
 
 ``TimeToTarget`` is an objective too: the device hours in which a trial reaches a value of a metric. Fewer are better.
 
-``--tolerance`` is by how much a value of the frontier may be worse than the best one and still be the answer. It has a
+``--tolerance`` says how much worse than the best one a value of the frontier may be and still be the answer. It has a
 unit, because 0.5 points of an accuracy, half a per cent of a perplexity and 0.5 of a loss are three very different
 things.
 """
@@ -48,7 +48,7 @@ class Objective:
         Args:
             records: of its epochs, the first one first.
             gpu_hours: what the ledger says of it.
-            devices: that it held, 0.5 for a half.
+            devices: how many it held; 0.5 for half of one.
         """
         return metrics.of_run(self.name, records, gpu_hours)
 
@@ -167,7 +167,7 @@ def read_objective(option: str, text: str, reported: Reported) -> Objective:
 
 
 UNREACHED_H = 1e6
-"""What a trial that misses the target is worth at least, in device hours: more than any trial takes."""
+"""The least value of a trial that misses the target, in device hours: more than any trial takes."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class TimeToTarget(Objective):
 
     A trial that ends without reaching the target is worth ``UNREACHED_H`` and its gap: how far its best epoch was
     from the target, as a part of the target. So every trial that reaches it is better, and the others are ordered.
-    What an epoch is worth, for early stopping, is the smallest gap that its record alone shows.
+    The value of an epoch, for early stopping, is the gap of this epoch alone.
     """
 
     name: str = "gpu_hours"

@@ -64,7 +64,7 @@ class TrialView:
     objectives: Objectives = field(default_factory=Objectives)
     """What the search optimises."""
     values: Sequence[float] = ()
-    """What the study was told at the trial's end, one value for each objective."""
+    """The values that the study got at the trial's end, one for each objective."""
     steps: StepProgress | None = None
     """Its position within an epoch, as its worker last reported."""
 

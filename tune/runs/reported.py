@@ -1,12 +1,12 @@
-"""What a person is told of a trial: its value by what did not choose it, as far as there is such a thing.
+"""The value of a trial that a person is shown: measured by what did not choose the trial, if there is such a thing.
 
-The value for which the best of many trials was chosen is too good by luck. Held-out examples have no part in that
-luck. Fresh seeds have none in the luck of the seed; but on the examples that chose, what fits these by luck stays.
-``confirmation.py`` says which trials are trained again with fresh seeds; ``Confirmed`` is what came of them.
+The value for which the best of many trials was chosen is too good by luck. The value on held-out examples is free
+of that luck. The mean over fresh seeds is free of the luck with the seed, but not of the luck with the examples that
+chose. ``confirmation.py`` says which trials are trained again with fresh seeds; ``Confirmed`` holds the results.
 
 The more trials there are, the larger is the part of luck in the value of the best one. So its Clopper-Pearson interval
-has a level of 5 % divided by the trials' number, and holds at 95 % however the best was picked. The effect of another
-seed is not in it, because a study has one seed.
+has an error rate of 5 % divided by the number of trials, and holds at 95 % however the best was picked. The effect of
+another seed is not in it, because a study has one seed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bigbatch.tune.runs.run import (
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What the fresh seeds of one trial came to. Values are those of the objective."""
+    """The results of one trial with fresh seeds. Values are those of the objective."""
 
     trial: int
     chosen_at: float
@@ -51,8 +51,7 @@ class Confirmed:
 
     @property
     def mean(self) -> float:
-        """The mean over the seeds, by which trials are compared. No number if a run diverged, where nobody knows what
-        that is worth."""
+        """The mean over the seeds, by which trials are compared. NaN if a run diverged and has no known value."""
         return statistics.fmean(self.values)
 
 
@@ -175,7 +174,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class ReportedValue:
-    """What a person is told of a trial: its value by what did not choose it, as far as there is such a thing."""
+    """The value of a trial that a person is shown: measured by what did not choose it, if there is such a thing."""
 
     value: float
     low: float | None
@@ -184,15 +183,15 @@ class ReportedValue:
     by: str
     """``HELD_OUT``, ``FRESH_SEEDS`` or ``CHOSEN``."""
     examples: int
-    """On which it was measured; 0: not known."""
+    """How many it was measured on; 0: not known."""
     values: Sequence[float]
-    """Of which it is the mean: one for each fresh seed, or that of the trial itself."""
+    """The values of which it is the mean: one for each fresh seed, or that of the trial itself."""
 
 
 def on_held_out(
     trial: AnyTrial, confirmed: Confirmed | None, examples: Examples, objective: Objective
 ) -> ReportedValue | None:
-    """What the examples that made no choice say of the trial; None without them."""
+    """The trial's value on the examples that made no choice; None without them."""
     values = confirmed.holdout if confirmed else (held_out(trial, objective),)
     if not values or not all(map(math.isfinite, values)):
         return None
@@ -204,14 +203,14 @@ def on_held_out(
 def by_choice(
     value: float, confirmed: Confirmed | None, among: int, examples: Examples, objective: Objective
 ) -> ReportedValue:
-    """What the examples that chose say of the best of ``among`` trials, or of its fresh seeds."""
+    """The value of the best of ``among`` trials, or of its fresh seeds, on the examples that chose."""
     values = confirmed.values if confirmed else (value,)
     low, high = _interval(values, examples.choosing, among, objective)
     return ReportedValue(value, low, high, FRESH_SEEDS if confirmed else CHOSEN, examples.choosing, values)
 
 
 def as_of_one_run(reported: ReportedValue, objective: Objective) -> ReportedValue:
-    """With the interval that the value would have if a single run had reached it: without how much seeds differ."""
+    """With the interval that the value would have if a single run had reached it: without the spread of the seeds."""
     low, high = _interval((reported.value,), reported.examples, 1, objective)
     return replace(reported, low=low, high=high)
 

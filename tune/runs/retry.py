@@ -48,7 +48,7 @@ def run_hours(ledger: LedgerOfTrials, run: Sequence[FrozenTrial]) -> float:
 
 
 def hours_of_run(study: optuna.Study, ledger: LedgerOfTrials, number: int) -> float:
-    """Device hours of the run that the trial with this number is, or goes on with."""
+    """Device hours of the whole run to which the trial with this number belongs."""
     return run_hours(ledger, trials_of_run(study.get_trials(deepcopy=False), number))
 
 

@@ -43,8 +43,8 @@ EPOCH_ATTR = EPOCH_PREFIX
 PAUSED_ATTR = "paused_in_epoch"
 """User attribute of a paused trial: the last epoch that it trained."""
 STOPPED_ATTR = "stopped_in_epoch"
-"""User attribute of a trial that its strategy has stopped for good: the epoch. It is written before the trial is told,
-so that a driver that is killed in between does not forget the decision."""
+"""User attribute of a trial that its strategy has stopped for good: the epoch. It is written before the study gets the
+trial's end: so the decision is not lost if the driver is killed in between."""
 CONTINUES_ATTR = "continues"
 """User attribute of a continuation: the number of the paused trial."""
 RETRIES_ATTR = "retries"
@@ -116,7 +116,7 @@ def search_trials(trials: Iterable[OneTrial]) -> list[OneTrial]:
 
 
 def earlier_of(trial: WithAttrs) -> int | None:
-    """The number of the trial that this one continues or retries, and in whose place it counts. None: of none."""
+    """The number of the trial that this one continues or retries, and in whose place it counts; else None."""
     attrs = trial.user_attrs
     return json_values.whole_number_or_none(attrs, CONTINUES_ATTR if CONTINUES_ATTR in attrs else RETRIES_ATTR)
 
@@ -298,8 +298,8 @@ def has_diverged(trial: AnyTrial) -> bool:
 
 
 def failed_trials(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
-    """Trials of the search that another try may bring to their end: they have failed, neither by a loss that was not
-    finite nor before they began, and were not tried again yet."""
+    """Failed trials of the search that may succeed if they are retried: they did not diverge, were not refused before
+    they began, and have no retry yet."""
     again = retried_trials(trials)
     failed = [t for t in search_trials(trials) if t.state == State.FAIL and not has_diverged(t) and not was_refused(t)]
     return [trial for trial in failed if trial.number not in again]
@@ -351,8 +351,8 @@ def note_given(trial: AnyTrial, found: dict[int, int]) -> None:
 
 
 def before_equal_ones(trial: AnyTrial, given: Mapping[int, int]) -> tuple[bool, int]:
-    """Of trials that are equally good, the one for which this is smallest comes first: a configuration that was given,
-    as published recipes are, because it has proved itself elsewhere too; then the earliest one.
+    """The sort key of equally good trials, smallest first: given configurations, e.g. published recipes, come first,
+    because they have proved themselves elsewhere too; then the earliest one.
 
     Args:
         given: as ``given_trials``.

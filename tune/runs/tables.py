@@ -38,7 +38,7 @@ from bigbatch.tune.runs.run import (
 
 TRIALS_VERSION, EPOCHS_VERSION = "3", "3"
 OBJECTIVE_KEY = b"bigbatch.objective"
-"""Of the metadata of trials.parquet: what ``value`` is, e.g. ``val_top1:max``."""
+"""The key in the metadata of trials.parquet that says what ``value`` is, e.g. ``val_top1:max``."""
 
 _PLAIN: dict[object, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 _PLAIN |= {config.Options: pa.string(), tuple[str, ...]: pa.list_(pa.field("element", pa.string()))}
@@ -103,7 +103,7 @@ EPOCHS = pa.schema(
 
 
 def report_missing(live: Trial, stored: FrozenTrial, objectives: Objectives | None = None) -> None:
-    """Report the values of epochs that have a record alone: the driver was killed between the two entries."""
+    """Report the values of epochs that have only a record: the driver was killed between the two entries."""
     for record in epoch_records(stored):
         if epoch_of(record) not in stored.intermediate_values:
             report(live, record, objectives or Objectives())

@@ -26,9 +26,9 @@ class Verdict:
     values: Sequence[float] | None = None
     """One for each objective, if it is COMPLETE."""
     failure: FailureKind | None = None
-    """Of a trial that has failed, the kind if it is known."""
+    """The kind of the failure, if the trial has failed and the kind is known."""
     host: str = ""
-    """Of one that has failed in a search on several nodes, the node on which it did, if it is known."""
+    """The node on which the trial failed, in a search on several nodes, if it is known."""
 
     @property
     def said(self) -> str:
@@ -36,7 +36,7 @@ class Verdict:
         return said_of(self.host, self.because)
 
     def note(self, trial: Trial) -> None:
-        """Write into the trial's attributes why it ends, before it is told."""
+        """Write into the trial's attributes why it ends, before the study gets the end."""
         if self.failure is not None:
             trial.set_user_attr(FAILURE_ATTR, self.failure.value)
         if self.failure == FailureKind.DIVERGED:
@@ -83,7 +83,7 @@ def verdict_on(
 ) -> Verdict | None:
     """The end of a trial after the last one of its records; None: it goes on.
 
-    A function of its arguments alone: a driver that finds a trial whose end was not told comes to the same verdict.
+    It depends on its arguments alone: a driver that finds a trial without its end in the study gets the same verdict.
 
     Args:
         records: at least one, the first epoch first.

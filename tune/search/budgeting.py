@@ -1,7 +1,4 @@
-"""The budget of a running search: what it may use, and whether that lasts for a first epoch.
-
-Of confirmations: what is kept back for them, and what they will cost.
-"""
+"""The budget of a running search: what it may use, whether that lasts for an epoch, what is kept for confirmations."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.storage.store import StudyStore
 
 MARGIN = 1.1
-"""What is advised is this multiple of the least: the next start may take a little longer."""
+"""An error advises this multiple of the least budget: the next start may take a little longer."""
 
 
 def make_budget(plan: SearchPlan, store: StudyStore, capacity: Capacity, began: float) -> Budget:
@@ -32,7 +29,7 @@ def make_budget(plan: SearchPlan, store: StudyStore, capacity: Capacity, began: 
     hours, times = plan.budget_gpu_hours, read_session_times(plan.folder)
 
     def devices() -> float | None:
-        """Those of the study's other drivers are billed to the same budget."""
+        """With those of the study's other drivers, which are billed to the same budget."""
         here = capacity.devices(plan.machine)
         return None if here is None else here + store.ledger.devices_elsewhere
 
@@ -48,7 +45,7 @@ def make_budget(plan: SearchPlan, store: StudyStore, capacity: Capacity, began: 
 
 
 def _times_of(plan: SearchPlan) -> SessionTimes:
-    """What the sessions of the plan's study take. A Ray that runs already has its start behind it."""
+    """How long the parts of a session take in the plan's study. A Ray that already runs needs no start."""
     times = read_session_times(plan.folder)
     return times if plan.address == "local" else replace(times, ray_start_s=0.0)
 

@@ -67,8 +67,8 @@ class Capacity:
         return dict(self._last.worker_resources)
 
     def room(self, live: Iterable[int]) -> bool:
-        """Whether another trial may run beside the trials with the numbers ``live``. Ray lets it wait where those have
-        other workers than it, from before nodes came or went."""
+        """Whether another trial may run beside the trials with the numbers ``live``. If those have other resources,
+        from before nodes came or went, Ray may let the new trial wait."""
         self._look()
         if self._share is None:
             return False
@@ -91,7 +91,7 @@ class Capacity:
         return len(self._known)
 
     def can_avoid(self, nodes: Collection[str]) -> bool:
-        """Whether a trial fits on the other nodes, by Ray's ids of these."""
+        """Whether a trial fits on the cluster without ``nodes`` (Ray's ids)."""
         return self.holds(self._last.worker_resources, nodes)
 
     def give_up(self, node: str) -> None:
@@ -102,7 +102,7 @@ class Capacity:
         """The number of devices that the search holds now. None on a cluster that it does not own: it then holds the
         devices of its running trials.
 
-        In a Slurm job a node counts also while its Ray does not run: with the devices of the mean node.
+        In a Slurm job a node counts also while its Ray does not run: with the mean number of devices of a node.
 
         ``machine``: the nodes at the start; the nodes of its own Ray never change.
         """

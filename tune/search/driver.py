@@ -168,7 +168,7 @@ def _say_report(store: StudyStore, stop: StopRequest, console: Console) -> None:
 
 
 def _has_nothing_to_do(plan: SearchPlan, store: StudyStore) -> bool:
-    """Whether the study is complete, also after the repair of what a killed driver left, e.g. a confirmation."""
+    """Whether the study is complete, before and after the repair of what a killed driver left, e.g. a confirmation."""
     if not is_complete(plan, store):
         return False
     with store.in_turn():
@@ -179,7 +179,7 @@ def _has_nothing_to_do(plan: SearchPlan, store: StudyStore) -> bool:
 def _nothing_to_do(run: SearchRun, store: StudyStore, stop: StopRequest, console: Console) -> int:
     """A resumed study with all its trials: print the findings, write the report, and do not start Ray."""
     plan = run.plan
-    # Other ones give another answer, without another trial.
+    # Another tolerance or baseline gives another answer, without another trial.
     store.describe({"tolerance": str(plan.tolerance), "baseline": dict(plan.baseline)})
     store.refresh(force=True)
     ended = count_ended(store.study.get_trials(deepcopy=False))

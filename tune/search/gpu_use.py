@@ -1,7 +1,6 @@
-"""How busy the GPUs of a running search are, and what follows from it.
-
-With ``--trials-per-gpu`` more trials share a GPU by what others measured, and fewer if one lacks memory. No GPU has
-measured yet whether that rule and its constants make a search faster.
+"""How busy the GPUs of a running search are, and how many trials may share each of them. With ``--trials-per-gpu auto``
+more trials share a GPU if the records of ended trials allow it. Fewer do if one runs out of memory. It was not measured
+yet whether that rule and its constants make a search faster.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LEAST_CORES = 2
 
 
 class TrialsPerGpu:
-    """How many trials share each GPU: told by trials that end, as an observer, and by those that lack memory.
+    """How many trials share each GPU. It hears of ended trials, as an observer, and of those that ran out of memory.
 
     A change holds for trials that begin from then on; those that run keep their part.
 
@@ -52,7 +51,7 @@ class TrialsPerGpu:
         return self._capacity.per_gpu
 
     def trial_ended(self, trial: TrialView) -> None:
-        """Let more trials share a GPU if that is asked for, and what has ended says so."""
+        """Let more trials share a GPU, if ``auto`` was asked for and the ended trials have shown room for them."""
         self.rise()
 
     def rise(self) -> None:
@@ -90,11 +89,11 @@ class TrialsPerGpu:
 def room_on_a_gpu(trials: Sequence[FrozenTrial], machine: Machine, planned: int | None) -> dict[str, int]:
     """How many trials have room on each GPU, by each thing that bounds them; empty before enough is known.
 
-    - By memory: the largest peak of a trial, times ROOM, fits so often into a GPU's memory without SPARE. A trial whose
-      memory nobody measured has room for one.
-    - By use: a trial keeps the GPU or the cores busy for a part of its time, from its start to its end; so many such
-      parts make a whole. Busy is what NVML says the GPU computed in an epoch, else the whole epoch; but at least the
-      time for which training waited for data, as other trials would take the cores from it.
+    - By memory: as many as fit into a GPU's memory without SPARE, each with the largest peak of a trial, times ROOM.
+      Only one, if the memory of a trial was not measured.
+    - By use: a trial keeps the GPU or the cores busy for a part of its time, from its start to its end; as many as
+      together keep them busy all the time. In an epoch the GPU is busy while it computes, by NVML (without it, all the
+      time), and at least while training waits for data: other trials would take the cores from it.
     - By cores: each trial has LEAST_CORES.
     - By the number of trials: at most a quarter of them run at once, or 2, so that early stopping learns.
 

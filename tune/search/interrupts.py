@@ -34,7 +34,7 @@ class StopRequest:
 def stop_signals(stop: StopRequest) -> StopSignals:
     """The stop signals of a search: the first ends it in order, a second Ctrl-C at once.
 
-    Python runs the handler between two calls into Ray, so that what it says may come a second later.
+    Python runs the handler between two calls into Ray, so its message may come a second later.
     """
 
     def asked(signum: int) -> None:

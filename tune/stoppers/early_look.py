@@ -1,23 +1,23 @@
-"""``--stopping look``: each trial is looked at once, early, and paused. The most promising go on (i-Epoch, Egele et al.
-2024, arXiv 2404.04111).
+"""``--stopping look``: each trial is paused once, at an early look. The most promising ones are continued (i-Epoch,
+Egele et al. 2024, arXiv 2404.04111).
 
-A trial pauses after a tenth of its run, but not before a twentieth of it has passed since the warmup. The first round
-is two trials for each slot, eight at least, which are all looked at. Of those, each slot then continues the best one
-that waits. From then on every fourth free slot continues a paused trial; the others get new configurations. When all
-configurations were tried, continuing goes on until a third of them has run to the end. No trial is stopped for good.
-Once a budget has no room for a new run, each slot continues a paused one; if it has room for one run and some of a
-second one, the first round is longer by that much. If a budget is the only limit, some trials after the first round are
-not paused: as large a part of them as the chance that early values say little of the ends (look_value.py), which is a
-third at first.
+A trial pauses after a tenth of its run, but not before a twentieth of the run has passed since its warmup. In the first
+round two trials for each slot, and at least eight, are paused. Then each slot continues the best paused trial. From
+then on every fourth free slot continues a paused trial; the others start new configurations. When all configurations
+were tried, slots continue paused trials until a third of the configurations has run to the end. No trial is stopped for
+good. When a budget has no room for a new run, every slot continues a paused trial. When it has room for one run, but
+not for two, the first round lasts longer. If a budget is the only limit, some trials after the first round are not
+paused. Their share is the probability that early values say little about final ones (look_value.py), at first a third.
 
-With a frontier the slots for continuing are divided like the trials: the value goes first of which the smallest part
-was promoted. At the end at least one trial of each value has run to its end, and one of the configurations that were
-given for it: what is published is measured there, and not only guessed from a tenth of the run.
+With a frontier, the next paused trial to continue is one of the value with the smallest share of promoted trials. At
+the end, at least one trial of each value has run to its end, and so has one of the configurations that were given for
+it: a published configuration is measured there, and not only predicted from a tenth of its run.
 
-The best one is the one whose end the curve model (curve_model.py) predicts to be the best, whatever strategy proposes:
-values of different epochs do not compare, and it knows how curves go on. It learns that from runs that have ended.
-Until one has, and if no other study says anything, the best one has the highest rank at its look, among the values of
-all runs at that part of them. In a study of thousands the model predicts the most promising ones alone.
+The best paused trial is the one with the best final value by the prediction of the curve model (curve_model.py), with
+any strategy: values of different epochs do not compare, and the model knows from finished runs how curves go on. Before
+a run has finished, and without knowledge from other studies, it is the trial with the highest rank at its look, among
+the values of all runs at the same part of the run. In a study of more than 300 curves the model predicts only the most
+promising trials.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from bigbatch.tune.runs.run import CONTINUES_ATTR, earlier_of, planned_epochs
 from bigbatch.tune.stoppers.paused_trials import PausedTrials
 
 EVERY = 4
-"""Each slot of this number continues a paused trial, after the first round."""
+"""After the first round, one of this many slots continues a paused trial."""
 SLACK = 1.25
-"""What a budget without room for two runs one after the other keeps for the first wave: as long as so many runs. Epochs
-may take longer than those before."""
+"""Slots look at more trials, instead of continuing the first ones, only while the budget lasts for this many runs. It
+is more than 1, because later epochs may take longer."""
 FINISHED_SHARE = 1 / 3
-"""Of all configurations, the part that runs to its end."""
+"""The part of all configurations that runs to its end."""
 MOST_LOOKED_AT = 50
-"""In a study with more curves than the model takes, so many waiting trials are predicted: those whose values are the
-best among the trials that were paused in the same epoch."""
+"""In a study with more curves than the model takes, the model predicts about this many paused trials of a frontier
+value: of those that paused in the same epoch, the ones with the best values."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class EarlyLook:
     facts: SearchFacts
     encoder: CurveEncoder = field(repr=False, compare=False)
     index: PausedTrials = field(init=False, repr=False, compare=False)
-    """What is asked of the study at each event."""
+    """The facts about the study that each decision needs."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "index", PausedTrials(self.facts))
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
-        """PAUSE at the look; a trial that continues a paused one goes on, and one that was not paused then, too."""
+        """PAUSE at the look. A trial goes on if it continues a paused one, or was not paused at its look."""
         epochs, at = planned_epochs(trial) or self.facts.max_epochs, look_epoch(trial, self.facts.max_epochs)
         if not at <= epoch < epochs or _goes_on(trial, at, epoch, study):
             return TrialDecision.GO_ON
@@ -70,7 +70,7 @@ class EarlyLook:
     def _needs_no_look(self, study: Study, trial: FrozenTrial) -> bool:
         """Whether the trial is one of those that are not paused, because early values may say little of the ends.
 
-        With a number of trials all are paused: else the same number would cost several times as much.
+        With a number of trials all are paused: else that number of trials would cost several times as much.
         """
         if not self.facts.open_ended or trial.number < first_looks(self.facts):
             return False
@@ -81,8 +81,8 @@ class EarlyLook:
         return is_let_go(self.index.chance_of_little(), place, self.facts.seed, value)
 
     def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
-        """The best of the paused trials after the first round, at every fourth slot, and as long as too few have run to
-        their end; at every slot if no new one fits."""
+        """The best paused trial, if this slot should continue one: after the first round every fourth slot does; every
+        slot does when all configurations were tried and too few were promoted, or if no new run fits."""
         trials = self.index.update(study)
         if fits is not None:
             return self._that_fits(study, trials, fits)
@@ -106,7 +106,7 @@ class EarlyLook:
         # By the number of the next trial: a counter would be state beside the study (docs/decisions/024).
         elif not first_wave and (len(trials) + 1) % EVERY != 0:
             return None
-        # A budget may end the search at any time. What was given is not left for its last minutes.
+        # A budget may end the search at any time, so given configurations are not left for its last minutes.
         given = self._unmeasured() if self.facts.open_ended else []
         found = self._best_at(study, trials, given) if given else self._next(study, trials)
         if first_wave and found is not None and lasts is not None and self._may_look_on(found, lasts):
@@ -114,8 +114,8 @@ class EarlyLook:
         return found
 
     def _may_look_on(self, paused: FrozenTrial, lasts: Lasts) -> bool:
-        """Whether slots look at more trials before this one goes on: the first round is not over, or after its run they
-        could do nothing. In both cases only while the budget is sure to last for the run."""
+        """Whether slots look at more trials before this one goes on: the first round is not over, or the budget has no
+        room for another run after it. In both cases the budget must be sure to last for the run."""
         if not lasts(paused, SLACK):
             return False
         # 2: for its run, and for another one after it.
@@ -134,28 +134,28 @@ class EarlyLook:
         return self.index.all_promoted(only_done=only_done) < max(1, math.ceil(self.facts.trials * FINISHED_SHARE))
 
     def _bare_values(self, *, only_done: bool = False) -> list[object]:
-        """Values of the frontier of which trials wait and none was promoted."""
+        """The frontier values that have paused trials, but no promoted one."""
         if self.facts.frontier is None:
             return []
         return [v for v in self.index.waiting_values() if not self.index.promoted(v, only_done=only_done)]
 
     def _unmeasured(self, *, only_done: bool = False) -> list[int]:
-        """Places of the paused trials whose configuration was given, where none of these was promoted."""
+        """Places of paused trials with a given configuration, at frontier values where no such trial was promoted."""
         values = self.index.waiting_values()
         bare = (value for value in values if not self.index.given_promoted(value, only_done=only_done))
         return sorted(place for value in bare for place in self.index.waiting_given(value))
 
     def _next(self, study: Study, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
-        """The best paused trial of the frontier's value of which the smallest part was promoted."""
+        """The best paused trial of the frontier value with the smallest share of promoted trials."""
         values = self._by_share()
         return self._best(study, trials, values[:1]) if values else None
 
     def _by_share(self) -> list[object]:
-        """The frontier's values with paused trials, the one first of which the smallest part was promoted."""
+        """The frontier values with paused trials, the one with the smallest share of promoted trials first."""
         return sorted(self.index.waiting_values(), key=lambda v: (self.index.share(v), str(v)))
 
     def _that_fits(self, study: Study, trials: Sequence[FrozenTrial], fits: Fits) -> FrozenTrial | None:
-        """As when all configurations were tried, but only among trials that fit, and as many as fit."""
+        """As when all configurations were tried, but only trials that fit, and without a limit on their number."""
         if found := self._best(study, trials, self._bare_values(), fits=fits):
             return found
         given = [place for place in self._unmeasured() if fits(trials[place])]
@@ -181,7 +181,7 @@ class EarlyLook:
         history = self.encoder.history
         history.update(study)
         also = [history.first_number(t.number) for t in waiting]
-        # The ranks at the look, until a run has ended from which the model learns how curves go on.
+        # Until a run has ended, the model cannot learn how curves go on: then the ranks at the look decide.
         knows = history.any_ended or (self.facts.knowledge and self.encoder.trusted(study))
         learned = self.encoder.learn(study, also=also) if knows else None
         if learned is None:
@@ -192,11 +192,9 @@ class EarlyLook:
 
 
 def _goes_on(trial: FrozenTrial, at: int, epoch: int, study: Study) -> bool:
-    """Whether the trial goes on without a pause: it was let go at its look in epoch ``at``, or continues a paused one.
-
-    Or it repeats a failed trial of which one of the two holds.
-    """
-    # A trial that trained beyond its look had passed it.
+    """Whether the trial goes on without a pause: it was not paused at its look in epoch ``at``, or it continues a
+    paused trial, or it repeats a failed trial for which one of the two is true."""
+    # A trial that has trained beyond its look was not paused there.
     if any(at <= earlier < epoch for earlier in trial.intermediate_values):
         return True
     while CONTINUES_ATTR not in trial.user_attrs:

@@ -20,7 +20,7 @@ PAUSED, DONE, GOES_ON, RUNS = "paused", "done", "goes on", "runs"
 
 @dataclass(frozen=True)
 class _Known:
-    """What is asked of one trial."""
+    """What the early look needs to know about one trial."""
 
     kind: str
     value: object
@@ -73,7 +73,7 @@ class PausedTrials(StudyIndex):
         return sum(one.value == value for one in self._promoted(only_done))
 
     def share(self, value: object) -> float:
-        """Of the trials of a frontier value that were looked at, the part that was promoted."""
+        """The share of promoted trials among those of a frontier value that were promoted or are paused."""
         promoted, paused = self.promoted(value), sum(one.value == value for one in self._paused.values())
         return promoted / max(1, promoted + paused)
 
@@ -86,7 +86,7 @@ class PausedTrials(StudyIndex):
         return any(one.given and one.value == value for one in self._promoted(only_done))
 
     def chance_of_little(self) -> float:
-        """The chance that early values say little of the ends, after the runs that have ended."""
+        """The probability that early values say little about final values, judged by the runs that have ended."""
         return chance_of_little([one.looked for one in self._known.values() if one.looked])
 
     def place_of(self, trial: FrozenTrial) -> tuple[object, int]:
@@ -98,14 +98,14 @@ class PausedTrials(StudyIndex):
     # Those that wait
 
     def waiting_values(self) -> set[object]:
-        """The values of the frontier of which a trial can be continued from its checkpoint."""
+        """The frontier values that have a paused trial whose checkpoint still exists."""
         return {one.value for one in self._waiting()}
 
     def waiting(self, value: object, most: int | None = None) -> list[int]:
         """Places of the trials of a frontier value that can be continued from their checkpoint, in order.
 
-        Values of different epochs do not compare. So of more than ``most``, the best part of those that were paused in
-        each epoch is taken.
+        Of more than ``most``, the best part of those that paused in the same epoch is taken, as values of other epochs
+        do not compare.
         """
         found = [one for one in self._waiting() if one.value == value]
         part = 1.0 if most is None or len(found) <= most else most / len(found)
@@ -130,7 +130,7 @@ class PausedTrials(StudyIndex):
         self._continued: set[int] = set()
         self._begun: set[int] = set()
         self._paused: dict[int, _Known] = {}
-        """Those that are not continued."""
+        """The paused trials that no other trial continues."""
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
         trial, attrs, gain = trials[place], trials[place].user_attrs, self._facts.objective.gain

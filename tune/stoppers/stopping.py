@@ -1,8 +1,8 @@
 """Early stopping by Optuna's pruners, among trials that compare.
 
-A pruner is asked after each epoch. It sees only the trial's peers, of its value of the frontier, and it may stop the
-trial only after its warmup and its first optimizer steps. During warmup the ranking shows which trial warms up
-faster, and the longest warmup is not the worst one.
+A pruner is asked after each epoch. It sees only the trial's peers, which have the same value of the frontier. It may
+stop the trial only after its warmup and its first optimizer steps. During warmup a ranking only shows which trial warms
+up faster, and the longest warmup is not the worst one.
 
 So trials with a long warmup come to their first rung later than others. All comparisons are still between values of
 equal epochs: a peer counts with its value in the epoch that is judged. If it was stopped before that epoch, it counts
@@ -45,12 +45,12 @@ class PrunerStopping:
     facts: SearchFacts
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
-        """STOP if the pruner says so and the trial may be judged yet.
+        """STOP if the pruner says so and the trial may already be judged.
 
         A trial that may not be judged yet is only noted with ``SPARED_ATTR``, for TPE (see shown_trials.py). What the
         pruner notes is written after STOPPED_ATTR: a pruner that finds its own note of this epoch lets the trial go on.
         """
-        if trial.user_attrs.get(STOPPED_ATTR) == epoch:  # a driver was killed before it told that
+        if trial.user_attrs.get(STOPPED_ATTR) == epoch:  # the driver was killed before it told the study
             return TrialDecision.STOP
         judged = may_be_judged(trial, epoch)
         if not judged and SPARED_ATTR in trial.user_attrs:
@@ -94,7 +94,7 @@ def may_be_judged(trial: FrozenTrial, epoch: int) -> bool:
 
 
 def _with_rungs_at(trial: FrozenTrial, epoch: int) -> FrozenTrial:
-    """The trial as if it had come to each rung in ``epoch``. If it did not get that far, as it is."""
+    """The trial as if it had reached every rung in ``epoch``; unchanged if it has no value of that epoch."""
     if epoch not in trial.intermediate_values:
         return trial
     return as_shown(trial, system_attrs=dict.fromkeys(_RUNGS, trial.intermediate_values[epoch]))

@@ -30,7 +30,7 @@ from bigbatch.tune.storage.storage_url import DatabaseLost
 PATIENCE_S, PAUSE_S = 300.0, 2.0
 """How long a call is repeated. Meanwhile the trials train and their reports wait."""
 BEAT_S, DEAD_AFTER_S = 10, 60
-"""A trial whose driver has given no sign of life for so long runs no more."""
+"""A trial counts as left if its driver has given no sign of life for DEAD_AFTER_S. BEAT_S: between two signs."""
 TRY_FOR_S, POLL_S = 5.0, 0.05
 """How long a driver waits for its turn. Then it asks again later, so that a hanging driver does not stop the others."""
 REPEATED = (
@@ -40,7 +40,7 @@ REPEATED = (
     "set_trial_user_attr", "set_trial_system_attr", "get_trial", "get_trial_param", "_get_trials", "_create_new_trial",
     "record_heartbeat", "_get_stale_trial_ids",
 )  # fmt: skip
-"""A trial that is created twice belongs to no driver, and the next turn puts it back."""
+"""If a repeated call creates a second trial, that belongs to no driver, and the next turn puts it back."""
 
 
 class PatientStorage(RDBStorage):
@@ -53,7 +53,7 @@ class PatientStorage(RDBStorage):
             super().__init__(url, {"pool_pre_ping": True}, heartbeat_interval=BEAT_S, grace_period=DEAD_AFTER_S)
 
     def get_heartbeat_interval(self) -> None:
-        """None, else Optuna would warn at each trial that only its own loop records heartbeats; drivers.py does."""
+        """None: else Optuna would warn at each trial that only its own loop records heartbeats. drivers.py does it."""
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """As Optuna's method, also when an attempt whose answer was lost has already set the state."""

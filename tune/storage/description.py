@@ -52,7 +52,7 @@ def read_description(folder: Path) -> Description:
 
 
 def resumed_description(folder: Path, storage: str | None) -> Description:
-    """As ``read_description``, of a study that a search is to continue: also before a job waits in a queue for it.
+    """As ``read_description``, for a study that a search continues. Also called before a job for it is queued.
 
     Args:
         storage: the URL of its database; None: its journal is looked at.
@@ -82,7 +82,7 @@ def no_trials(folder: Path) -> ConfigError:
 
 
 def unreadable_journal(folder: Path, reason: str) -> ConfigError:
-    """The refusal of a journal behind whose damage nothing may be written."""
+    """The refusal of a damaged journal: nothing may be written behind the damage."""
     return ConfigError(
         f"a study's {JOURNAL_NAME} must be readable; got {str(folder / JOURNAL_NAME)!r} ({reason}). "
         "Restore it from a copy. The tables beside it hold what has ended."

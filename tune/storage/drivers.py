@@ -60,7 +60,7 @@ class Drivers:
     def __init__(self, study: optuna.Study, folder: Path, key: str, ledger: Ledger, storage: PatientStorage) -> None:
         self._study, self._folder, self._ledger, self._storage = study, folder, ledger, storage
         self.key = key
-        # A driver that comes back is another owner, so that what its killed process ran is known to be left.
+        # A driver that comes back is a new owner: so the trials of its killed process count as left.
         self.owner = f"{key}.{secrets.token_hex(4)}"
         self._others: dict[str, Mapping[str, object]] = {}
         self._beaten_at = self._trusts_from = self.clock()
@@ -84,7 +84,7 @@ class Drivers:
         self._beaten_at = self.clock()
 
     def _was_away(self) -> bool:
-        """Whether this process or the database was away: so may have been the others, which are not dead for that."""
+        """Whether this process or the database was away. Then the others may have been away too, and not be dead."""
         return self.clock() - self._beaten_at > 3 * BEAT_S
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class Drivers:
         return bool(self._others)
 
     def waits_for_others(self) -> bool:
-        """Whether this driver, which has nothing to begin, does not know yet that the others still run their trials."""
+        """Whether this driver, which has nothing to begin, must wait to learn whether the others are still alive."""
         self._idle_since = self.clock() if self._idle_since is None else self._idle_since
         return self.clock() - self._idle_since < DEAD_AFTER_S + 2 * BEAT_S
 

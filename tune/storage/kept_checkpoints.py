@@ -22,7 +22,7 @@ from bigbatch.tune.runs.retry import StudyWithCheckpoints, may_need_checkpoint
 from bigbatch.tune.runs.run import CONTINUES_ATTR, DROPPED_ATTR, Kind, before_equal_ones, is_paused, note_given, of_kind
 
 SHARE = 0.5
-"""Of the room that paused trials hold and that is left, by the file system or the site's quota, what they may hold."""
+"""The part that paused trials may hold of the room that they hold now and that the disk, or the quota, has left."""
 
 
 class CheckpointKeeper(StudyWithCheckpoints, Protocol):
@@ -65,7 +65,7 @@ def _best(trials: Sequence[FrozenTrial], facts: FrontierFacts | None, objectives
 def drop_paused(store: CheckpointKeeper) -> None:
     """Remove checkpoints of paused trials until they fit, those of the worst last values first.
 
-    The study knows of each before its folder goes.
+    Each is noted in the study before its folder is removed.
     """
     trials, there = store.study.get_trials(deepcopy=False), _listed(store)
     attrs = store.study._storage.get_study_user_attrs(store.study._study_id)  # study.user_attrs would copy all of them

@@ -1,4 +1,4 @@
-"""The two tables of a study as they are now, and the study itself, for what only reads. Writes and locks nothing there.
+"""The two tables of a study as they are now, and the study itself, for readers. Writes and locks nothing there.
 
 A study with a journal is read from it, up to a line that the driver may just write. Of a study in a database the folder
 has the tables, which may be some seconds old while trials run.

@@ -33,7 +33,7 @@ from bigbatch.tune.storage.frontier_file import FRONTIER_FILE
 
 TRIALS_TABLE, EPOCHS_TABLE, PROGRESS_NAME = "trials.parquet", "epochs.parquet", "progress.json"
 DEFAULT_RUNS = "runs"
-"""The folder of studies that commands look into, if they are told no other."""
+"""The folder of studies that commands read by default."""
 QUEUE_ANSWER_S = 5.0
 """How long Slurm is waited for. Without its answer a study counts as interrupted."""
 RUNNING, QUEUED, INTERRUPTED, DONE, FAILED, UNREADABLE = (
@@ -58,7 +58,7 @@ class StudySummary:
     held_s: float = 0.0
     """Device seconds, of all drivers of the study."""
     elsewhere_s: float = 0.0
-    """Those of drivers in other folders, when the last driver here gave a sign of life."""
+    """Device seconds of drivers in other folders, as the last driver here noted them."""
     damaged: tuple[str, ...] = ()
     """Names of the ledger's files that cannot be read; their hours are in no sum."""
     problem: str = ""
@@ -83,7 +83,7 @@ class StudySummary:
 
     @property
     def watched(self) -> str | None:
-        """The metric of an epoch that is the first objective; None in a search for a target, or by what a run costs."""
+        """The first objective, if it is a metric of an epoch; None for a target, or for what a run costs."""
         name, colon, _ = (
             json_values.text(self.description, "objective", "val_top1:max").partition(",")[0].partition(":")
         )

@@ -1,9 +1,8 @@
 """Whether a trial may start: the budget must have room for it, and an epoch must end before the allocation does.
 
 The job around a search (``cluster/``) sets ``BIGBATCH_DEADLINE``: its end in seconds since the epoch, minus a
-margin. At the end the job stops running trials by a signal, and they
-write a checkpoint, so their work is never lost. But a trial whose first epoch does not fit would waste its start-up,
-seconds to minutes of every worker.
+margin. At the end the job stops running trials by a signal, and they write a checkpoint. So their work is never lost.
+But a trial whose first epoch does not fit would waste its start-up, seconds to minutes of every worker.
 
 If even the first trial of a search has no time for an epoch, all allocations are too short for one, and waiting does
 not help. Then trials start anyway and continue over several allocations, with checkpoints within an epoch.
@@ -69,19 +68,19 @@ class Admission:
         return None if self._budget is None else self._budget.refused
 
     def kept(self, study: optuna.Study, trial: optuna.trial.Trial | FrozenTrial, config: TrainConfig) -> list[PaceRun]:
-        """The runs that have to fit in after a trial that asks; none for a confirmation, and without a reserve."""
+        """The runs for which room is kept behind a trial; none for a confirmation, and without a reserve."""
         if self._reserve is None or kind_of(trial) == Kind.CONFIRMATION:
             return []
         # Optuna would else copy every trial of the study.
         return self._reserve.beside(study.get_trials(deepcopy=False), trial.number, config.to_dict())
 
     def admits(self, config: TrainConfig, epochs_done: int, kept: Sequence[PaceRun] = ()) -> bool:
-        """Whether a trial may start now that has trained so many of its epochs, with room for what is kept back."""
+        """Whether a trial with ``epochs_done`` trained epochs may start now and leave room for the ``kept`` runs."""
         left = max(1, config.epochs - epochs_done)
         return self._budget is None or self._budget.admits(pace_key(config.to_dict()), left, self._devices, kept)
 
     def fits(self, study: optuna.Study) -> Callable[[FrozenTrial], bool]:
-        """Whether the rest of a paused trial's run may start now, as a function of the trial."""
+        """A function of a paused trial: whether the rest of its run may start now."""
 
         def fits(paused: FrozenTrial) -> bool:
             config = TrainConfig.from_dict(dict(configuration(paused)))
@@ -91,7 +90,7 @@ class Admission:
         return fits
 
     def lasts(self, study: optuna.Study) -> Callable[[FrozenTrial, float], bool]:
-        """Whether the budget lasts so many times as long as the rest of a paused trial's run, as a function of both."""
+        """A function of a paused trial and a factor: whether the budget lasts so many times the rest of its run."""
 
         def lasts(paused: FrozenTrial, times: float) -> bool:
             if self._budget is None:
@@ -115,7 +114,7 @@ class Admission:
             self._budget.begins(number, pace_key(config.to_dict()), left, self._devices)
 
     def epoch_ended(self, number: int, record: Mapping[str, object]) -> None:
-        """Note the record of a trial's epoch. One that was trained before the trial began counts nothing."""
+        """Note the record of a trial's epoch. An epoch that was trained before the trial began does not count."""
         if self._budget is not None and epoch_of(record) > self._begun.get(number, 0):
             # The loop or a thread writes a checkpoint; a stop waits for either.
             save_s = max(json_values.number(record, name) for name in ("checkpoint_s", "checkpoint_write_s"))

@@ -103,7 +103,7 @@ class OptunaBridge(TrialManager, Searcher):
         """Do nothing: the scheduler hands results to ``observe``, which may stop the trial."""
 
     def on_trial_complete(self, trial_id: str, result: dict[str, object] | None = None, error: bool = False) -> None:
-        """Ray has finished with a trial. A trial that was already told is no longer live."""
+        """Ray has finished with a trial. A trial whose end the study has is no longer live."""
         self._remove_pause_file(trial_id)
         if error:
             self.fail(trial_id, "a process of the trial died, again after a restart")

@@ -82,8 +82,7 @@ def configuration_of(trial: optuna.trial.Trial, configurations: Configurations) 
     config = configurations.new(trial)
     earlier = earlier_of(trial)
     earlier = confirmed_by(trial) if earlier is None else earlier
-    # The space was asked so that the study has the parameters. What is trained is what was paused, failed or is
-    # confirmed.
+    # The space was asked only to give the study the parameters. The earlier trial's configuration is trained.
     if earlier is not None:
         config = configurations.again(trial.study.get_trials(deepcopy=False)[earlier].user_attrs["config"])
         return config.replace_keys({"seed": attrs[SEED_ATTR]}) if SEED_ATTR in attrs else config
@@ -112,9 +111,10 @@ class ConfirmationQueue:
         return waiting or (self._missing(trials) if self._missing is not None else [])
 
     def begin_next(self) -> optuna.trial.Trial:
-        """Begin the first one that is left, past everything else that waits in the study. Raises IndexError if none is.
+        """Begin the first confirmation that is left, before all else that waits in the study. Raises IndexError if none
+        is.
 
-        What else waits is for a longer search, e.g. initial points beyond ``--trials``; ``study.ask`` would take it.
+        All else is for a longer search, e.g. initial points beyond ``--trials``; ``study.ask`` would take it.
         """
         first = self.left()[0]
         if isinstance(first, Confirmation):

@@ -1,4 +1,4 @@
-"""A trial between its begin and its end, the study that a manager keeps, and what it asks before it acts. No Ray.
+"""A running trial, the study that a manager works on, and what the manager asks before it acts. No Ray.
 
 Other drivers may share the study (``tune/storage/drivers.py``). Without a database there are none, and every answer is
 the one of a driver that is alone.
@@ -90,7 +90,7 @@ class LiveTrial:
     reported: int = 0
     """The last epoch whose value the study has."""
     unrecorded: list[dict[str, object]] = field(default_factory=list)
-    """Records that the study does not have yet: what their look has led to is not done."""
+    """Records that the study does not have yet: the strategy's decision on their epoch is not carried out yet."""
 
     def record_epochs(self) -> None:
         """Write the records that the study does not have yet."""
@@ -121,7 +121,7 @@ class SharedStudy:
     def turn(self) -> Iterator[bool]:
         """The time in which this driver decides, and no other one. Gives False if another driver does not end its turn.
 
-        It begins with the trials of drivers that have died.
+        At its beginning the trials of dead drivers are repaired.
         """
         if self._drivers is None:
             yield True

@@ -32,8 +32,8 @@ MOST_DIVERGED = 20
 class EqualFailures:
     """Notices that all trials fail for the same reason, e.g. an unreadable image: more trials would not help.
 
-    A diverged trial is none of them. It says which values are bad, and diverged trials are the first to end. Where
-    nothing but divergence was seen for long, more trials would not help either.
+    A diverged trial does not count: it shows which values are bad, and diverged trials are the first to end. But if all
+    of the first MOST_DIVERGED trials diverge, more trials would not help either.
     """
 
     def __init__(self, works: bool = False) -> None:
@@ -47,7 +47,7 @@ class EqualFailures:
         Args:
             attrs: the trial's user attributes.
             ended: how many trials have ended, with this one.
-            others: whether others may do better: one that runs has ended an epoch, or is on a node where none failed.
+            others: whether others may do better: a running one has ended an epoch, or on some nodes none has failed.
         """
         because, failed = verdict.because, verdict.state == TrialState.FAIL
         self._works |= verdict.state in (TrialState.COMPLETE, TrialState.PRUNED)
@@ -66,7 +66,7 @@ class EqualFailures:
 
 
 MOST_ON_A_NODE = 3
-"""So many trials that fail in a row on a node make it suspect."""
+"""A node is suspect if this many trials in a row fail there."""
 OF_NODES = {
     FailureKind.PROCESS, FailureKind.OWN_CODE, FailureKind.IMAGES, FailureKind.DISK, FailureKind.CONFIGURATION
 }  # fmt: skip
@@ -76,7 +76,7 @@ that is too large for one node is too large for its equals."""
 
 @dataclass
 class Row:
-    """The trials that have failed alike on a node since an epoch has ended there."""
+    """The trials that failed in the same way on a node since an epoch last ended there."""
 
     host: str = ""
     kind: FailureKind | None = None
@@ -86,17 +86,17 @@ class Row:
 
 
 class FailingNodes:
-    """Tells a node that fails each trial from configurations that fail on each node.
+    """Distinguishes a broken node, on which every trial fails, from configurations that fail on every node.
 
-    A trial that fails at once frees its node, which takes the next one: so also configurations that nobody can train
-    fail in a row on one node, while the others are busy. A row alone therefore only makes its node suspect. No trial
-    begins there for now, and the last of the row is repeated elsewhere. If it ends an epoch there, the same work was
-    possible, and the node is at fault. If it fails there too, it is no longer of the row, and its node not suspect.
+    A trial that fails at once frees its node, and the node takes the next trial. So configurations that cannot be
+    trained anywhere also fail in a row on one node, while the others are busy. Therefore a row only makes its node
+    suspect: no trial begins there for now, and the last one of the row is repeated on another node. If it ends an epoch
+    there, the suspect node is at fault. If it fails again, it leaves the row, and the node is no longer suspect.
     """
 
     def __init__(self) -> None:
         self._rows: dict[str, Row] = {}
-        """By Ray's ids of the nodes. Of those of a suspect at least one is repeated: see ``settled``."""
+        """Ray's id of a node → its row. At least one trial of a suspect's row is being repeated: see ``settled``."""
         self.given_up: set[str] = set()
 
     @property
@@ -117,7 +117,7 @@ class FailingNodes:
         row.host, row.kind, row.because = host, kind, because
 
     def settled(self, number: int, node: str) -> None:
-        """Take in that a trial, which has failed on ``node``, is not repeated: it can prove nothing any more."""
+        """Take in that a trial that failed on ``node`` is not repeated: it cannot show any more what was at fault."""
         for key, row in self._rows.items():
             if key != node or len(row.trials) >= MOST_ON_A_NODE:
                 row.trials.discard(number)
@@ -179,7 +179,7 @@ class LiveTrials:
         return stop_wait_s([item.view.records for item in self._live.values()], map(epoch_records, trials))
 
     def _epochs_done(self, trial: optuna.trial.Trial) -> int:
-        """The epochs that a trial which is about to begin finds trained."""
+        """How many epochs of a trial that is about to begin are already trained."""
         trials = self._study.get_trials(deepcopy=False)
         return max(len(epoch_records(trials[trial.number])), epochs_before(trials, trial.user_attrs))
 
@@ -282,7 +282,7 @@ Records = Sequence[Mapping[str, object]]
 
 
 def longest_gap_s(records: Records) -> float | None:
-    """Seconds: the longest that a run did not look for a stop request, plus a write; None without an epoch."""
+    """The most seconds between two looks for a stop request, with a checkpoint's write; None without an epoch."""
     gaps, steps_before = [], 0
     for record in records:
         steps = sum(json_values.whole_number(record, name) for name in ("optimizer_steps", "skipped_steps"))

@@ -1,8 +1,8 @@
 """Ask the study for the next trial, take in its epochs, and tell the study how it ended. No Ray here.
 
-The study is the only memory. A trial is told as soon as its end is known: COMPLETE after its last epoch, PRUNED with
-all its values if the strategy stops or pauses it, FAIL with the reason. An interrupted trial goes back to WAITING with
-its parameters, and the next driver continues it from its last checkpoint.
+The study is the only memory. It gets a trial's end as soon as that is known: COMPLETE after the last epoch, PRUNED with
+all its values if the strategy stops or pauses the trial, FAIL with the reason. An interrupted trial goes back to
+WAITING with its parameters, and the next driver continues it from its last checkpoint.
 
 Ray Tune drives it through ``bigbatch.tune.trials.bridge``; ``benchmarks/replay/`` drives it in simulated time.
 """
@@ -51,8 +51,8 @@ from bigbatch.tune.trials.live_trial import ClusterNodes, LiveTrial, Over, Share
 from bigbatch.tune.trials.live_trials import MOST_ON_A_NODE, EqualFailures, FailingNodes, LiveTrials, Row
 
 MOST_REFUSED = 100
-"""The search ends after this many configurations in a row that may not be trained, as they cost no trial. A space that
-allows a twentieth of its configurations gives so many once in 170 times."""
+"""The search ends after this many refused configurations in a row: they are no trials, so ``--trials`` does not end it.
+A space that allows a twentieth of its configurations gives so many once in 170 times."""
 NOWHERE: Mapping[str, str] = {}
 
 
@@ -113,7 +113,7 @@ class TrialManager(LiveTrials):
     def recover(self) -> None:
         """Repair the trials that earlier drivers left; see ``StudyStore.recover``."""
         with self._shared.turn() as may:
-            if may:  # else another driver decides for long, and the first turn of this one repairs them
+            if may:  # else another driver holds the turn, and the first turn of this driver repairs them
                 self._store.recover()
                 retry.adopt_checkpoints(self._store)
         trials = self._study.get_trials(deepcopy=False)
@@ -263,8 +263,8 @@ class TrialManager(LiveTrials):
         return trial, config, ""
 
     def _refuse(self, trial: optuna.trial.Trial, because: str, config: TrainConfig | None = None) -> None:
-        """Tell a trial that cannot begin: as infeasible if it has a configuration, else as failed. It costs none of the
-        search's trials, and is no news of a trial."""
+        """End a trial that cannot begin: as infeasible if it has a configuration, else as failed. It does not count as
+        one of the search's trials, and observers get only a line."""
         trial.set_user_attr("ended_because", because)
         trial.set_user_attr(REFUSED_ATTR, True)
         self._study.tell(trial, state=TrialState.FAIL if config is None else TrialState.PRUNED)
@@ -298,8 +298,8 @@ class TrialManager(LiveTrials):
     def take_in(self, trial_id: str, record: dict[str, object], nodes: Mapping[str, str] = NOWHERE) -> TrialDecision:
         """Take in an epoch of a trial on ``nodes``, Ray's id → host. Returns what happens to the trial.
 
-        An epoch that the study already has is ignored, so a resumed trial may report its past again. After STOP the
-        trial has been told. After PAUSE it is told by ``ended``, once its processes have written their checkpoint.
+        An epoch that the study already has is ignored, so a resumed trial may report its past again. At STOP the study
+        has the trial's end. After PAUSE it gets it in ``ended``, once the processes have written their checkpoint.
         """
         if (live := self._held(trial_id)) is None:
             return TrialDecision.STOP
@@ -345,7 +345,7 @@ class TrialManager(LiveTrials):
         return decision
 
     def _give_up(self, node: str, row: Row, number: int) -> None:
-        """Begin no trial on a node any more, and repeat those that failed there: they say nothing of themselves."""
+        """Begin no more trials on a node, and repeat those that failed there: the node was the reason."""
         retry.retry_failed(self._store, row.trials)
         self._finished = trial_facts.count_ended(self._study.get_trials(deepcopy=False))
         self.say(
@@ -360,13 +360,13 @@ class TrialManager(LiveTrials):
         return self._cluster.count if self._cluster is not None else 1
 
     def _avoided(self) -> set[str]:
-        """The nodes on which a trial that begins now should not be, if it fits on the others."""
+        """The nodes that a trial which begins now should avoid, if it fits on the others."""
         nodes = self._failing_nodes
         sets = (nodes.avoided, nodes.given_up)
         return next((some for some in sets if some and self._cluster and self._cluster.can_avoid(some)), set())
 
     def ended(self, trial_id: str) -> None:
-        """The trial's processes have ended by themselves. A trial that was already told is no longer live."""
+        """The trial's processes have ended by themselves. A trial whose end the study has is no longer live."""
         if (live := self._held(trial_id)) is None:
             return
         if live.pausing:
@@ -389,11 +389,10 @@ class TrialManager(LiveTrials):
         kind: FailureKind = FailureKind.PROCESS,
         nodes: Mapping[str, str] = NOWHERE,
     ) -> None:
-        """Tell a failure, on one of ``nodes`` (Ray's id → host). While the search is ending, put the trial back
-        instead: it may have failed because its processes and connections were ending. So is one put back whose
-        processes died, unless they died after the same epoch before: what takes them from it is not the trial's own, as
-        long as it gets on; one that lacked memory on a GPU that others share: fewer share it from then on; and one on a
-        suspect node."""
+        """Tell the study that a trial failed on one of ``nodes`` (Ray's id → host), or put the trial back to run again.
+        It is put back if the disk is full; if the search is ending, because its processes and connections end too; if
+        it ran out of memory on a shared GPU, which fewer trials share from then on; if its node is suspect; and if its
+        processes died, but not twice after the same epoch: as long as it gets on, the cause is not the trial itself."""
         if (live := self._held(trial_id)) is None:
             return
         ((node, host),) = nodes.items() if len(nodes) == 1 else [("", "")]

@@ -31,7 +31,7 @@ class _EndsItsWorkers:
         inline_controller.request_stop()
         with contextlib.suppress(Exception):  # the trial's own errors were reported while it ran
             ray_internals.finish_session(TRIAL_END_S)
-        # Tune ends this process, and with it the only one that knows of them.
+        # Tune ends this process, and no other process knows of these workers.
         inline_controller.end_kept_workers()
         super().cleanup()  # type: ignore[misc]
 
