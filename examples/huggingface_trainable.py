@@ -24,7 +24,7 @@ def space(trial, workload):
 
 
 def sentences(count, seed):
-    """Word 1 is in each sentence 0 to 3 times; how often is its class."""
+    """Each sentence has word 1 zero to three times; this number is its class."""
     draws = torch.Generator().manual_seed(seed)
     words = torch.randint(2, WORDS, (count, LENGTH), generator=draws)
     classes = torch.randint(CLASSES, (count,), generator=draws)

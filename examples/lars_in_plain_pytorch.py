@@ -2,7 +2,7 @@
 
     python examples/lars_in_plain_pytorch.py
 
-Takes a few seconds on a laptop. Of BigBatch it uses only the optimizer: no Ray, no study, no configuration.
+Takes a few seconds on a laptop. It uses only BigBatch's optimizer: no Ray, no study, no configuration.
 """
 
 import torch

@@ -3,8 +3,8 @@
     bigbatch tune --strategy examples/own_sampler.py:sampler --stopping examples/own_sampler.py:pruner
 
 `sampler` is called again for each trial, with a seed that follows from `--seed` and the trial's number, and `pruner`
-for each look. What they keep in themselves is gone with that; what they write to the study stays. A class works too:
-`--strategy examples/own_sampler.py:NSGAIISampler`.
+for each epoch's decision. What they keep in themselves is lost then; what they write to the study stays. A class works
+too: `--strategy examples/own_sampler.py:NSGAIISampler`.
 """
 
 from optuna.pruners import BasePruner, MedianPruner, PatientPruner

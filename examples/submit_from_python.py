@@ -23,7 +23,7 @@ for batch in (256, 512, 1024):
         time="2:00:00",
         name=f"batch-{batch}",
         python=sys.executable,
-        check=False,  # True asks the job's environment here whether the search can be
+        check=False,  # True: check the search in the job's environment before it is queued
         dry_run=dry_run,
     )
     print(answer if dry_run else f"batch {batch}: job {answer}")

@@ -4,7 +4,7 @@
     bigbatch tune --model timm/vit_tiny_patch16_224 --space examples/timm_vit.py
 
 Takes less than two minutes on two cores, on the embedded digits. No weights are downloaded; `model.pretrained` names a
-file with some. `docs/bring-your-own.md` says which arguments `model.options` may hold.
+file of weights. `docs/bring-your-own.md` says which arguments `model.options` may hold.
 
 `--workers 2 --set model.parallel=fsdp2` shards the network over two workers, block by block, and
 `--set activation_checkpointing=true` computes each block again in the backward pass: for a network that is too large
