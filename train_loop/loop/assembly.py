@@ -323,9 +323,9 @@ def _check_steps(before: int, now: int) -> None:
     """Raise ConfigError if a resumed run has another number of steps per epoch: the schedule counts them."""
     if before != now:
         raise ConfigError(
-            f"a resumed run must have as many steps an epoch as before, {before}; got {now}: with data.drop_last=false "
-            "the last images make a step where each micro-batch gets 2. Use as many workers as before, and as large "
-            "micro-batches."
+            f"a resumed run must have as many steps per epoch as before, {before}; got {now}: with "
+            "data.drop_last=false the last images make a step only if each micro-batch gets at least 2. Use as many "
+            "workers as before, and micro-batches of the same size."
         )
 
 

@@ -42,7 +42,7 @@ Content = dict[str, Any]
 
 ALONE = World(0, 1, torch.device("cpu"))
 _log = logging.getLogger(__name__)
-_GOES_ON = "%s. Training continues; a stopped run continues from the checkpoint before"
+_GOES_ON = "%s. Training continues; if it stops, it resumes from the last checkpoint that was written"
 
 FORMAT = 3
 LATEST, PREVIOUS = "latest.pt", "previous.pt"

@@ -88,6 +88,6 @@ def page_lock(memory: npt.NDArray[np.uint8]) -> None:
     getattr(ctypes.CDLL(None), "cudaGetLastError", int)()
     _log.warning(
         "CUDA did not page-lock the loader's slots (%s): each batch is copied once more on its way to the GPU. "
-        "--set data.loader.pin_memory=false does not try.",
+        "With --set data.loader.pin_memory=false it is not tried.",
         cudart.cudaGetErrorString(refused),
     )
