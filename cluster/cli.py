@@ -140,8 +140,8 @@ def _logs(argv: Sequence[str]) -> int:
         print(queue.logs(args.job, node=args.node), end="")
         return DONE
     path = queue.log_path(args.job, args.node, waits=True)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and so would what takes its place
-    return os.execvp("tail", ["tail", "-n", "+1", "-F", str(path)])  # it polls where it has to, and waits
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and ``tail`` would inherit that
+    return os.execvp("tail", ["tail", "-n", "+1", "-F", str(path)])  # tail polls if it has to, and waits
 
 
 def _cancel(argv: Sequence[str]) -> int:

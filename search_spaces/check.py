@@ -43,7 +43,7 @@ class ParamRange(Distribution):
     always: bool = True
     """Whether every sampled trial had it."""
     prior: LogNormal | None = None
-    """What is believed about it before the first trial. None: all values of the range, or of its log, are alike."""
+    """The belief before the first trial. None: all values of the range, or of its logarithm, are equally likely."""
 
     def describe(self) -> str:
         """E.g. ``0.25 … 4 (log)``, ``lars, sgd``, ``1e-05 … 0.001 (log), with optimizer lars, sgd``."""
@@ -100,7 +100,7 @@ def _draw(space: Space, trial: StandInTrial, workload: Workload, pinned: Mapping
         config = space(trial, workload, pinned)
     except ReturnsNoConfig as error:
         raise ConfigError(str(error)) from None
-    # A sys.exit in the space would end the command without a word.
+    # A sys.exit in the space would end the command without a message.
     except (Exception, SystemExit) as error:
         raise _refusal(space, f"raised {_one_line(error)} for {trial.params}", "Correct the space") from None
     if not isinstance(config, TrainConfig):
@@ -174,7 +174,7 @@ def _ranges(drawn: Sequence[_Sample]) -> dict[str, ParamRange]:
         met = [sample.distributions[name] for sample in drawn if name in sample.distributions]
         low, high = min(d.low for d in met), max(d.high for d in met)
         grid = dataclasses.replace(met[0], low=low, high=high)
-        # Ranges may differ from trial to trial: only a common grid is one of the whole.
+        # Ranges may differ between trials: the whole range has a grid only if all of them share it.
         has_grid = all(d.step == grid.step and grid.contains(d.low) for d in met)
         ranges[name] = ParamRange(
             met[0].kind,
@@ -288,7 +288,7 @@ def parameter_value(known: ParamRange, value: object, space: Space) -> object:
     """``value`` as a study keeps the parameter. Raises ConfigError if it is outside the parameter's range."""
     value = known.kept(value)
     if known.kind == "categorical":
-        # First those of its type: to Python True equals 1.
+        # First the choices of the value's type: in Python True equals 1.
         alike = [one for one in known.choices if type(one) is type(value) and one == value]
         # A command line gives words and numbers alone: None is recognised by its text.
         if found := alike + [one for one in known.choices if str(one) == str(value)]:

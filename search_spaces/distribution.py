@@ -1,4 +1,4 @@
-"""What one ``suggest_*`` call declares, and what a study keeps of a choice: a number, a word, true, false or None."""
+"""The range that one ``suggest_*`` call declares, and the form in which a study keeps a choice: see ``KINDS``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Distribution:
     log: bool = False
     step: float | None = None
     choices: tuple[object, ...] = ()
-    """As a study keeps them."""
+    """The choices, as a study keeps them."""
 
     def __post_init__(self) -> None:
         if self.kind in ("float", "int"):
@@ -39,7 +39,7 @@ class Distribution:
                 object.__setattr__(self, "high", self._on_grid(self.high))
 
     def _number(self, value: Any) -> Any:
-        """A number of Python's, whole if the kind is and the value can be; what is no such number as it is."""
+        """``value`` as a Python number, whole if ``kind`` is ``int`` and nothing is lost; anything else unchanged."""
         if value is None:
             return None
         value = float(value) if self.kind == "float" else python_value(value)
@@ -63,7 +63,7 @@ class Distribution:
             raise ValueError(f"parameter {name!r} needs a step above 0, got {self.step}")
 
     def kept(self, value: object) -> object:
-        """What a study keeps of a value that a space's file or a person names."""
+        """The form in which a study keeps a value that a space's file or a person gives."""
         try:
             return kept_choice(value) if self.kind == "categorical" else python_value(value)
         except ValueError:
@@ -71,7 +71,7 @@ class Distribution:
 
     @property
     def has_grid(self) -> bool:
-        """Whether not every number of its kind within the range is a value."""
+        """Whether only some numbers of its kind within the range are values."""
         return self.step is not None and self.step > 0 and not self.log and (self.kind, self.step) != ("int", 1)
 
     def contains(self, value: object) -> bool:
@@ -109,7 +109,7 @@ class Distribution:
         return round(value) if self.kind == "int" else value
 
     def nearest(self, value: Any) -> Any:
-        """The value of the range, and of its grid, that is nearest to ``value``; else the first choice."""
+        """The value in the range, and on its grid, nearest to ``value``; of choices ``value`` itself, or the first."""
         if self.kind == "categorical":
             return value if self.contains(value) else self.choices[0]
         inside = min(max(value, self.low), self.high)
@@ -175,7 +175,7 @@ def python_value(value: Any) -> Any:
 
 
 def kept_choice(choice: object) -> Any:
-    """What a study keeps of a choice. Raises ValueError for one that it cannot keep, e.g. NaN, a tuple or a dict."""
+    """The form in which a study keeps a choice. Raises ValueError if it cannot keep it, e.g. NaN, a tuple or a dict."""
     choice = python_value(choice)
     if choice is None or isinstance(choice, bool):
         return choice
@@ -190,7 +190,7 @@ def kept_choice(choice: object) -> Any:
 
 
 def _kept_choices(name: str, choices: Sequence[object]) -> tuple[object, ...]:
-    """What a study keeps of the choices. Raises ValueError if it cannot tell them apart, e.g. True and 1."""
+    """The choices in the form that a study keeps. Raises ValueError if it cannot tell two apart, e.g. True and 1."""
     first: dict[object, object] = {}
     kept = []
     for choice in map(python_value, choices):

@@ -78,9 +78,9 @@ class Space:
         return self._finished(config.replace_keys(fixed), workload) if isinstance(config, TrainConfig) else config
 
     def _finished(self, config: TrainConfig, workload: Workload) -> TrainConfig:
-        """The configuration with its last step, which follows from its batch, and with absolute paths of users' files.
+        """The configuration with ``data.drop_last``, which follows from its batch, and absolute paths of users' files.
 
-        Relative ones are relative to the space's file.
+        Relative paths are relative to the space's file.
         """
         if config.validate_every != 1:
             raise ConfigError(
@@ -179,7 +179,7 @@ def _execute(path: Path, source: str) -> types.ModuleType:
     try:
         with folder_first(path.parent):
             exec(compile(source, str(path), "exec"), module.__dict__)
-    # A script that ends with sys.exit would end the command without a word.
+    # A script that ends with sys.exit would end the command without a message.
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
         message = " ".join(str(error).split())

@@ -18,15 +18,15 @@ RESERVED = {"epochs": "--max-epochs", "seed": "--seed"}
 
 
 class ReturnsNoConfig(ConfigError):
-    """A space for a training function returned no ``config`` for it. The message is whole."""
+    """A space for a training function returned no ``config`` for it. The message is complete."""
 
 
 @dataclass(frozen=True)
 class TrainableSpace(Space):
-    """A space of a user's whose function returns a dict.
+    """A user's space whose function returns a dict.
 
-    ``pinned`` are names and values of ``--set``: parameters of the space, which it then does not search but is given,
-    and further values for ``config``. No name has a meaning of ours.
+    ``pinned`` are names and values of ``--set``: parameters of the space, which then gets the values and does not
+    search them, and further values for ``config``. No name has a special meaning here.
     """
 
     trainable: str = ""

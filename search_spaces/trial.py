@@ -1,5 +1,5 @@
-"""The part of an Optuna trial that a space uses, its bounds (``trial.set_constraint("epoch_s", at_most=60)``) among it;
-a stand-in for it; and a trial with pinned values.
+"""The part of an Optuna trial that a space uses, including bounds (``trial.set_constraint("epoch_s", at_most=60)``); a
+stand-in for such a trial; and a trial with pinned values.
 
 The stand-in exists because spaces are checked before anything starts, also on machines without Optuna.
 """
@@ -19,7 +19,7 @@ BATCH_KEY = "batch.global_size"
 """The key of a configuration whose values ``--batch`` names."""
 T = TypeVar("T")
 Convert = Callable[[Any], object]
-"""From the value of a configuration key to that of the parameter that sets it."""
+"""Converts the value of a configuration key to the value of the parameter that sets the key."""
 
 
 class Trial(Protocol):
@@ -68,7 +68,7 @@ class Constraint:
 
     def excess(self, value: float) -> float:
         """How far ``value`` is beyond the bound, as a part of the bound. Up to 0: the constraint is satisfied."""
-        # Nothing is a part of 0: with such a bound the value itself counts.
+        # A bound of 0 has no parts: there the excess is the value itself.
         over = [] if self.at_most is None else [(value - self.at_most) / (abs(self.at_most) or 1.0)]
         under = [] if self.at_least is None else [(self.at_least - value) / (abs(self.at_least) or 1.0)]
         return max(over + under)
@@ -80,7 +80,7 @@ class Constraint:
 
 
 class Constrained:
-    """Something that takes in the constraints of one trial."""
+    """Collects the constraints of one trial."""
 
     def __init__(self) -> None:
         self.constraints: dict[str, Constraint] = {}
@@ -90,9 +90,9 @@ class Constrained:
     ) -> None:
         """Bound the metric ``name`` of this trial, or a ``value`` that the space computes. A later call replaces it.
 
-        - ``set_constraint("epoch_s", at_most=60)``: the trial ends when an epoch has shown that it is slower.
+        - ``set_constraint("epoch_s", at_most=60)``: the trial ends after an epoch that takes longer.
         - ``set_constraint("steps", steps, at_least=100)``: a trial with fewer steps is not started.
-        - ``set_constraint(name, value)``, as Optuna has it: without a bound, a value above 0 is too much.
+        - ``set_constraint(name, value)``, as in Optuna: without a bound, a value above 0 violates the constraint.
 
         Raises ValueError for a bound or a value that is no number, and for a metric without a bound.
         """
@@ -102,7 +102,7 @@ class Constrained:
 
 
 def read_constraints(stored: object) -> list[Constraint]:
-    """Inverse of ``{name: constraint.to_dict()}``. What is no constraint is left out."""
+    """Inverse of ``{name: constraint.to_dict()}``. Values that are no constraint are left out."""
     values = stored.items() if isinstance(stored, Mapping) else ()
     return [Constraint(str(name), **bounds) for name, bounds in values if isinstance(bounds, Mapping) and bounds]
 
@@ -174,7 +174,7 @@ class PinnedTrial(Suggestions):
     answered: set[str] = field(default_factory=set)
     """The names in ``_parameters`` that the space has asked for."""
 
-    # Spaces may use all else that Optuna's trial has.
+    # Spaces may also use everything else that Optuna's trial has.
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trial, name)
 
@@ -192,7 +192,7 @@ class PinnedTrial(Suggestions):
 
 
 class SpaceTrial(Suggestions, Constrained):
-    """An Optuna trial as a space sees it: it takes in constraints. The rest is Optuna's."""
+    """An Optuna trial as a space sees it: it also collects constraints. Everything else is Optuna's."""
 
     def __init__(self, trial: Any) -> None:
         super().__init__()

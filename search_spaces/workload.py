@@ -40,8 +40,8 @@ class Workload:
     batches: tuple[int, ...] = ()
     """The global batches that ``--batch`` names, smallest first. Empty: the space chooses them."""
     smaller_step: bool = True
-    """Whether the images that fill no global batch make a smaller last step where they are many
-    (``train_loop.config.last_step``). False where ``--set`` or the space decides."""
+    """Whether the images that fill no global batch make a smaller last step, if they are many
+    (``train_loop.config.last_step``). False if ``--set`` or the space decides."""
 
     def config(self, changes: Mapping[str, object] | None = None) -> TrainConfig:
         """The TrainConfig of this workload, with ``changes`` (keys as in ``--set``) applied.

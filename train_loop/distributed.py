@@ -23,9 +23,9 @@ PREPARE_S = 4 * 3600.0
 ALL_KNOW_S = 30.0
 """How long rank 0 waits for the others to read what it tells them, before it may end."""
 QUESTIONS = 1000
-"""So many a second, of all ranks that wait, may reach the store, which is a thread of one process."""
+"""The most questions a second, from all ranks that wait, to the store, which is a thread of one process."""
 PIECE_BYTES = 64 << 20
-"""So much of a file is on a device at a time while it is sent."""
+"""The part of a file that is on a device at a time while it is sent."""
 COLLECTIVE_VARIABLE = "BIGBATCH_COLLECTIVE_S"
 """Under torchrun and srun: seconds after which a collective fails that some rank does not join. Unset: torch's own."""
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def collective_timeout(env: Mapping[str, str] = os.environ) -> timedelta | None:
-    """As ``COLLECTIVE_VARIABLE`` says; None if it is not set. Raises ConfigError for another value."""
+    """The value of ``COLLECTIVE_VARIABLE``; None if it is not set. Raises ConfigError for a wrong value."""
     text = env.get(COLLECTIVE_VARIABLE)
     if not text:
         return None
@@ -48,9 +48,9 @@ def collective_timeout(env: Mapping[str, str] = os.environ) -> timedelta | None:
 
 
 class Meeting:
-    """Ranks that a launcher has started, by the usual variables, before they are a process group.
+    """Ranks that a launcher has started with the usual variables, before they form a process group.
 
-    A collective gives up after a while. What may take longer is done here.
+    A collective fails after a while. Preparations that may take longer use this class.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Meeting:
         self._store: Any = dist.PrefixStore(f"bigbatch/start-{start}", store)
 
     def of_first(self, make: Callable[[], T]) -> T:
-        """What ``make`` returns on rank 0, on all ranks, or the error of the user's input that it raises there.
+        """On all ranks: the value that ``make`` returns on rank 0, or the error of the user's input that it raises.
 
         The value is pickled and small.
         """
@@ -100,7 +100,7 @@ class Meeting:
         )
 
     def _all_know(self) -> None:
-        """Rank 0 may hold the store, which ends with it: it goes on last."""
+        """Let rank 0 continue last: it may hold the store, which ends with it."""
         self._arrive("bigbatch/known")
         if self._rank == 0:
             self._await("bigbatch/known/all", ALL_KNOW_S)

@@ -59,7 +59,7 @@ class NodeMemoryError(RuntimeError):
 
 
 class OwnCodeError(RuntimeError):
-    """A function of the user's raised an exception. The message has its traceback, in the user's files alone."""
+    """A function of the user's raised an exception. The message has the traceback's part in the user's files."""
 
 
 class UnusedParameterError(OwnCodeError):
@@ -77,9 +77,9 @@ _RAYS_LOSSES = frozenset(
     ("RayActorError", "NodeDiedError", "WorkerCrashedError", "LocalRayletDiedError", "OwnerDiedError", "RpcError",
      "ObjectLostError", "ActorPlacementGroupRemoved", "TaskPlacementGroupRemoved", "SynchronizationBarrierResetError")
 )  # fmt: skip
-"""Ray's errors, by the names of their classes, of what asks a process or a node that has ended."""
+"""Class names of Ray's errors if the process or node that the caller asks has ended."""
 _TORCHS_LOSSES = frozenset(("DistNetworkError", "DistStoreError"))
-"""torch.distributed's, of what asks its store, which ends with rank 0."""
+"""Class names of torch.distributed's errors if its store has ended, together with rank 0."""
 _GLOOS_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 _NCCLS_WORDS = ("ncclRemoteError", "NCCL communicator was aborted")
 
@@ -87,7 +87,7 @@ _NCCLS_WORDS = ("ncclRemoteError", "NCCL communicator was aborted")
 def is_lost_peer(error: BaseException) -> bool:
     """Whether the caller met the end of another process or node: a rank, or an actor of Ray's. The cause is there.
 
-    Also where other code, such as a library's around a report, raised an error of its own because of that.
+    Also if other code, such as a library around a report, raised its own error because of that.
     """
     asked: set[int] = set()
     reason: BaseException | None = error
@@ -115,7 +115,7 @@ def _is_loss(error: BaseException) -> bool:
 
 
 def in_one_line(text: str) -> str:
-    """A reason for tables and logs: of a traceback, what was raised and where."""
+    """A reason for tables and logs. From a traceback it takes the error and its place."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     if len(lines) < 2:
         return text.strip()
@@ -129,9 +129,9 @@ class ReportError(ValueError):
 
 
 class FailureKind(StrEnum):
-    """What ended a run that could not go on. It travels as data, so that nobody reads it out of a message.
+    """Why a run could not continue. It is passed on as data, so that nobody has to parse a message.
 
-    Only a diverged run says something about its hyperparameters: samplers must not learn from the others.
+    Only a diverged run tells something about its hyperparameters: samplers must not learn from the others.
     """
 
     DIVERGED = "diverged"

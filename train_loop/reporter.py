@@ -34,7 +34,7 @@ class Column:
 
 
 def _column(arrow: str, meaning: str, *, default: object = dataclasses.MISSING, **more: Any) -> Any:
-    """A field of a record, with its ``Column``, of which ``more`` are further fields."""
+    """A field of a record, with its ``Column``. ``more``: further fields of the ``Column``."""
     return field(default=default, metadata={"column": Column(arrow, meaning, **more)})
 
 
@@ -66,7 +66,7 @@ class EpochRecord:
         tracked=True,
         better="lower",
     )
-    """Runs with other smoothing compare by it."""
+    """It is comparable between runs with different label smoothing."""
     val_top1: float | None = _column(
         "float64",
         "0 to 1, each validation image counted once; null where targets are no classes, or without a validation",
@@ -183,15 +183,15 @@ class Reporter(Protocol):
 
     These methods are optional:
 
-    - ``noted(texts: Sequence[str])``, at most once, before the first step: what some node met that changes no result
-      and that a person should know. Without this method, rank 0 logs it.
+    - ``noted(texts: Sequence[str])``, at most once, before the first step: warnings of nodes that change no result, but
+      that the user should know. Without this method, rank 0 logs them.
     - ``resumed(history: Sequence[EpochRecord])``, once, before the first step of a resumed run,
       with the records of all finished epochs: some may not have arrived before the run was killed.
     - ``halved(halvings: Sequence[Halving])``, once for each start, before the first step: how often the micro-batch was
       halved because it did not fit into a device's memory (``loop/oom_retry.py``).
     - ``stop_requested() -> bool``, polled like ``checkpoint_requested``; True on any rank makes the
       run write a checkpoint and raise ``TrainingStopped`` on all of them.
-    - ``dropped() -> bool``, as often: the same without a checkpoint. Nobody will continue this run.
+    - ``dropped() -> bool``, polled as often: the same without a checkpoint, because nobody will continue this run.
     - ``steps_done(epoch, step, steps, images_per_step)``, as often as those are polled: ``step`` of the ``steps`` of
       ``epoch`` (1-based) are finished.
     """
@@ -199,8 +199,8 @@ class Reporter(Protocol):
     def report(self, record: EpochRecord) -> None:
         """An epoch has ended. The record is the same on every rank.
 
-        The last epoch's checkpoint is on disk, with ``checkpoint_every_s=0`` that of each epoch; else a thread may
-        still write it.
+        The last epoch's checkpoint is on disk by then; with ``checkpoint_every_s=0`` each epoch's is. Otherwise a
+        thread may still be writing it.
         """
 
     def checkpoint_requested(self) -> bool:
@@ -233,7 +233,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 Tracker = Callable[[EpochRecord], None]
-"""Hears of a full run's epochs, earlier processes' too."""
+"""Gets the record of each epoch of a full run, including the epochs of earlier processes."""
 
 
 @dataclass
@@ -254,7 +254,7 @@ class ListReporter:
 class PrintReporter:
     """Prints a line for each epoch, on rank 0 only, and hands the record to ``tracker``.
 
-    ``stop_requested``: whether the run is to stop, with a checkpoint.
+    ``stop_requested``: whether the run must stop, with a checkpoint.
     """
 
     def __init__(
@@ -302,9 +302,9 @@ class PrintReporter:
 
 
 def best_record(history: Sequence[EpochRecord]) -> EpochRecord:
-    """The first epoch with the best validation top-1; where targets are no classes, with the lowest validation loss.
+    """The first epoch with the best validation top-1; if targets are not classes, with the lowest validation loss.
 
-    Of those that were validated, as the last one always is.
+    Only validated epochs count. The last one always is validated.
     """
     values = [(-r.val_loss if r.val_top1 is None else r.val_top1, -r.epoch) for r in history if r.val_loss is not None]
     return next(record for record in history if record.epoch == -max(values)[1])

@@ -39,7 +39,7 @@ ADVICE = {
     "all-reduce": "Name the network's interface or host_suffix in the profile, or --exclude the node. NCCL_DEBUG=INFO "
     "tells more.",
 }
-"""What each node is asked (``probe``), and what to do where its answer is a fault."""
+"""The subjects about which each node is asked (``probe``), and what to do if its answer shows a fault."""
 ALIKE = ("python", "packages")
 """What must be the same on all nodes."""
 

@@ -1,6 +1,6 @@
 """The resources that this process may use: CPUs, memory, and the Slurm job around it.
 
-The host shows all its cores and memory, but Slurm grants a job only a part. The functions here return the granted part:
+The host shows all its cores and memory, but Slurm grants a job only a part. The functions here return the granted part.
 from Slurm's variables, then from the control group, then from the CPU affinity.
 """
 
@@ -16,9 +16,9 @@ from bigbatch.cluster.host import slurm_commands
 
 CGROUP = Path("/sys/fs/cgroup")
 START_ANSWER_S = 10.0
-"""How long Slurm is waited for to say when the job began."""
+"""Seconds to wait for Slurm's answer when the job began."""
 PLANNED_NODES = "BIGBATCH_PLANNED_NODES"
-"""The check of a search, and only that, reads here its job's nodes: ``4x24c2g`` are 4 of 24 CPUs and 2 GPUs."""
+"""The nodes of a search's job, which only the check of the search reads: ``4x24c2g`` is 4 nodes of 24 CPUs, 2 GPUs."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def slurm_job(env: Mapping[str, str] | None = None) -> SlurmJob | None:
 def job_start(env: Mapping[str, str] | None = None) -> tuple[str, float] | None:
     """The start of the job around this process: its name, ``ID.RESTART``, and when Slurm began to bill it.
 
-    The time is in seconds since the epoch. A job that was put back into the queue begins anew. None outside a job, and
-    where Slurm says nothing about it. Slurm 22.05 does not set the variable and is asked.
+    The time is in seconds since the epoch. A requeued job begins anew. None outside a job, or if Slurm does not tell
+    the time. Slurm 22.05 does not set the variable, so this asks Slurm.
     """
     env = os.environ if env is None else env
     job = slurm_job(env)

@@ -20,7 +20,7 @@ JOB_RECORD = "job.json"
 
 
 def record_of_job(env: Mapping[str, str] | None = None) -> dict[str, object]:
-    """What the job of BigBatch around this process has last written about itself; empty outside of one."""
+    """The last record of the BigBatch job around this process; empty outside such a job."""
     folder = (os.environ if env is None else env).get(JOB_FOLDER)
     return read_json(Path(folder) / JOB_RECORD) if folder else {}
 
@@ -128,7 +128,7 @@ def _restart(env: Mapping[str, str]) -> str:
 
 
 def user_name() -> str:
-    """Of this process, or its number: in a container a user id may have no name."""
+    """The name of this process's user, or the user's number: in a container a user id may have no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -133,7 +133,7 @@ class Lease:
         except OSError:
             return  # the file system does not answer: nobody else can have written there either
         if seen is not None and seen.holder.token not in ("", self._me.token):
-            if self._is_job:  # its driver says that it lives; one who took it over is met by the driver
+            if self._is_job:  # its driver renews the lease, and notices if another one has taken it
                 return
             raise LeaseLost(f"{seen.holder.words()}, seen {max(0, round(seen.age_s))} s ago")
         self._say_we_live()
@@ -194,7 +194,7 @@ class Lease:
 
         A process first claims the lease by making a name that can be made only once.
         """
-        # Named by the dead holder's token: of all that have judged the same dead holder one can make this name.
+        # The name has the dead holder's token: of all processes that judge this holder dead, only one can make it.
         claim = self._path.with_name(f"{FILE}.{seen.holder.token or 'old'}.next")
         if not self._make(claim):
             self._await_claimer(claim, seen)
@@ -207,8 +207,7 @@ class Lease:
             if not self._is_job and is_driver_of_job(self._me, seen.holder):
                 # As a whole job: if this driver dies, only another driver of the job may take its place.
                 self._me = replace(self._me, whole_job=True)
-                # Without the process: what comes back to the job holds until the job ends, whichever process of it
-                # runs.
+                # Without the process: the job that gets the lease back holds it to its end, whichever process runs.
                 self._job_before = replace(seen.holder, pid=0, start_ticks=0, machine="")
             self._write(self._me)
             return True
@@ -267,7 +266,7 @@ def judge_takeover(seen: SeenLease, me: Holder, is_running: Callable[[str], bool
     """
     holder = seen.holder
     drives = is_driver_of_job(me, holder)
-    if me.whole_job and holder.job == me.job:  # it was put back into the queue, or it comes from its own driver
+    if me.whole_job and holder.job == me.job:  # the job was requeued, or its own driver holds the folder
         return LeaseVerdict.TAKE, ""
     alive = is_alive(holder)
     if drives and not holder.pid:
@@ -283,7 +282,7 @@ def judge_takeover(seen: SeenLease, me: Holder, is_running: Callable[[str], bool
         return LeaseVerdict.TAKE, ""  # an earlier start of our job
     if seen.age_s > CERTAIN_S:
         return LeaseVerdict.TAKE, ""
-    # A recent time needs no watching. A negative age is that of a clock that runs ahead, and says nothing.
+    # A recent time needs no watching. A negative age comes from a clock that runs ahead, and proves nothing.
     if 0 <= seen.age_s <= STALE_S and not holder.job:
         return LeaseVerdict.HELD, f"Wait for it; if it was killed, try again in {STALE_S:.0f} s"
     return LeaseVerdict.WATCH, "Wait for it"

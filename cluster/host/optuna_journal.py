@@ -20,7 +20,7 @@ from bigbatch.base import json_values
 
 JOURNAL_NAME = "optuna.journal"
 EPOCH_PREFIX = "epoch/"
-"""Of the user attributes that hold a trial's epoch records: ``epoch/00001`` …"""
+"""Prefix of the user attributes that hold a trial's epoch records: ``epoch/00001`` …"""
 _CREATE_STUDY, _DELETE_STUDY, _CREATE_TRIAL, _PARAM, _STATE, _VALUE, _USER_ATTR, _SYSTEM_ATTR = 0, 1, 4, 5, 6, 7, 8, 9
 STATES = frozenset({_CREATE_STUDY, _DELETE_STUDY, _CREATE_TRIAL, _STATE})
 """The entries that say how trials ended. A long journal takes a tenth of the time with these alone."""
@@ -52,10 +52,10 @@ class StoredTrial:
     number: int
     state: State = State.RUNNING
     values: list[float] = field(default_factory=list)
-    """One for each objective; none before its end. A stopped trial has its last one."""
+    """One for each objective; empty before the trial's end. A stopped trial has its last value."""
     params: dict[str, Any] = field(default_factory=dict)
     distributions: dict[str, str] = field(default_factory=dict)
-    """Of the parameters, as Optuna's JSON."""
+    """The parameters' distributions, as Optuna's JSON."""
     user_attrs: dict[str, Any] = field(default_factory=dict)
     system_attrs: dict[str, object] = field(default_factory=dict)
     intermediate_values: dict[int, float] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class StoredTrial:
 
     @property
     def value(self) -> float | None:
-        """Of the first objective."""
+        """The value of the first objective."""
         return self.values[0] if self.values else None
 
 
@@ -81,7 +81,7 @@ class StoredStudy(Generic[Trial]):
     maximize: bool = True
     """Whether a larger value of the first objective is better."""
     cut_at: int | None = None
-    """The line at which reading ended because it is damaged. None: at most the end is missing."""
+    """The damaged line at which reading ended. None: at most the end of the last line is missing."""
 
 
 def read_journal(
@@ -136,7 +136,7 @@ class _Replay(Generic[Trial]):
         return StoredStudy(trials, self._maximize, cut_at)
 
     def take(self, entry: object) -> None:
-        """Replay one entry. What is no JSON object is left out. Raises ValueError for an unknown state."""
+        """Replay one entry, if it is a JSON object. Raises ValueError for an unknown state."""
         if not isinstance(entry, dict):
             return
         code = json_values.whole_number(entry, "op_code", -1)
@@ -235,10 +235,10 @@ def _moment(entry: dict[str, object], key: str) -> datetime | None:
 
 
 def end_of_whole_trials(data: bytes) -> int:
-    """Where a journal ends without an incomplete last line and without what was written of a trial that is half drawn.
+    """The end of a journal without its incomplete last line and without the entries of a trial that is half drawn.
 
-    A driver draws one trial at a time, and notes its configuration once all its parameters are there. Until then, what
-    follows the trial's begin are its parameters and notes of the sampler.
+    A driver draws one trial at a time, and writes its configuration after all its parameters. Until then, only its
+    parameters and the sampler's notes follow the trial's first entry.
     """
     complete = keep = place = data.rfind(b"\n") + 1
     trial: object = None

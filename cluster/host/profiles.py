@@ -80,7 +80,7 @@ class Site:
     partitions: Mapping[str, Partition] = field(default_factory=dict)
 
 
-# The profile's tables: key → type. Keys are the fields of the dataclasses, but for a partition's max_time.
+# The profile's tables: key → type. Keys are the fields of the dataclasses, except a partition's max_time.
 TEXT, WHOLE, FLAG, TEXTS, DURATION = "a string", "a whole number", "true or false", "a list of strings", "a time"
 GRES = "NAME or NAME:TYPE"
 _ROOT = {

@@ -167,10 +167,10 @@ NO_ANSWER = (
 )
 """Messages of Slurm's commands if the controller or munge is down, failing over or too busy (slurm_errno.c)."""
 UNKNOWN_JOB = "Invalid job id"
-"""Their message about a job that the controller has forgotten, or never knew."""
+"""Slurm's message about a job that the controller has forgotten, or never knew."""
 
 NOT_WAITING = (UNKNOWN_JOB, "Job is no longer pending execution", "Job has already finished")
-"""Their messages about a job that does not wait for its start (any more)."""
+"""Slurm's messages about a job that does not wait for its start (any more)."""
 
 
 class SlurmError(RuntimeError):
@@ -256,7 +256,7 @@ def scontrol_requeue(job_id: str) -> None:
 
 
 def start_after(job_id: str, delay_s: int) -> None:
-    """Let a requeued job start ``delay_s`` seconds from now, not after two minutes. Its owner may do this.
+    """Make a requeued job start ``delay_s`` seconds from now, not after two minutes. Its owner may do this.
 
     When the job's old processes are gone, Slurm delays the start by two minutes, unless the start time then lies in the
     future. So the delay must be longer than the job takes to end; "now" would have no effect.
@@ -277,7 +277,7 @@ def has_ended(job_id: str) -> bool | None:
 
 def _is_listed(job_id: str, states: str) -> bool | None:
     try:
-        # Unasked, squeue leaves out suspended jobs, which still hold their nodes.
+        # By default squeue leaves out suspended jobs, which still hold their nodes.
         return bool(run("squeue", "--noheader", "--format=%T", f"--states={states}", "--jobs", job_id).strip())
     except SlurmError as error:
         return False if UNKNOWN_JOB in str(error) else None

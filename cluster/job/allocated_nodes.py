@@ -67,7 +67,7 @@ def read_allocation(
 ) -> Allocation:
     """The allocation around this process. Removes other jobs' variables from ``env`` (default: this process's).
 
-    Raises NoAllocation outside an allocation, SlurmError if Slurm does not say what no variable does.
+    Raises NoAllocation outside an allocation, SlurmError if neither a variable nor Slurm tells a necessary fact.
     """
     env = os.environ if env is None else env
     if not env.get("SLURM_JOB_ID") or not env.get("SLURM_JOB_NODELIST"):
@@ -104,7 +104,7 @@ def read_allocation(
 
 
 def _about(job_id: str, fields: Callable[[str], dict[str, str]], *, needed: bool) -> dict[str, str]:
-    """What Slurm says about the job; empty if it says nothing and that is not ``needed``."""
+    """What Slurm says about the job; empty if Slurm does not answer and the answer is not ``needed``."""
     try:
         return fields(job_id)
     except slurm_commands.SlurmError:
@@ -127,9 +127,9 @@ MEMORY_FIELDS = {
 def forget_outer_job(env: MutableMapping[str, str], about: Mapping[str, str]) -> None:
     """Remove the variables of another job, from whose shell or task this one was submitted.
 
-    sbatch hands its whole environment on, and Slurm replaces only what it sets for the new job. What stays would make
-    this job a task of the other one's array, or give it that one's memory; srun then refuses every step ("mutually
-    exclusive").
+    sbatch passes its whole environment on, and Slurm replaces only the variables that it sets for the new job. The
+    others would make this job a task of the other job's array, or give it that job's memory; srun then refuses every
+    step ("mutually exclusive").
 
     Args:
         about: what ``scontrol --details show job`` says about this job; empty: nothing is removed.
@@ -138,11 +138,11 @@ def forget_outer_job(env: MutableMapping[str, str], about: Mapping[str, str]) ->
         return
     others = ["SLURM_STEP"]  # a batch script is no step of srun
     others += [] if "ArrayTaskId" in about else ["SLURM_ARRAY_"]
-    # Slurm sets it in restarted jobs only: in a first start it is that of the job that submitted this one.
+    # Slurm sets it in restarted jobs only: in a first start the variable belongs to the job that submitted this one.
     others += ["SLURM_RESTART_COUNT"] if about.get("Restarts") == "0" else []
     others += [] if "HetJobId" in about else ["SLURM_HET_"]
     others += OF_GPUS if "JOB_GRES" in about and not slurm_commands.gres_count(about["JOB_GRES"], "gpu") else []
-    # srun refuses two of these beside each other; Slurm knows which one this job has asked for.
+    # srun refuses two of these together; Slurm knows which one this job has asked for.
     asked = next((name for name, field in MEMORY_FIELDS.items() if slurm_commands.is_set(about.get(field))), None)
     others += [name for name in MEMORY_FIELDS if asked not in (None, name)]
     for name in [name for name in env if name.startswith(tuple(others))]:

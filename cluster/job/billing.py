@@ -4,8 +4,8 @@ The driver counts from the job's start (``tune/budget/ledger.py``). After it, th
 the queue; if it was killed, nothing counted its last seconds. The job writes a file of its own into the study's
 ``ledger/``, and the study has used the sum of all files there.
 
-Standard library only. A study without a ledger gets none, and a file that cannot be written is left out: what a search
-may still use is no reason to fail.
+Standard library only. A study without a ledger gets none. If the file cannot be written, the job goes on without it:
+its bill is no reason to fail.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class JobBill:
 
     Args:
         study: the folder of the study that the job searches; None: it runs another program.
-        gpus: of the whole job; 0: as many devices as the driver counts.
+        gpus: GPUs of the whole job; 0: as many devices as the driver counts.
     """
 
     def __init__(self, study: Path | None, gpus: int) -> None:
@@ -36,11 +36,11 @@ class JobBill:
         self._start = job_start()
 
     def environment(self) -> dict[str, str]:
-        """Tells the driver when the job began, also where Slurm sets no variable or the driver cannot ask it."""
+        """Tells the driver when the job began, even if Slurm sets no variable for it or the driver cannot ask Slurm."""
         return {"SLURM_JOB_START_TIME": f"{self._start[1]:.0f}"} if self._start else {}
 
     def note_end(self) -> None:
-        """Write what the job has held since its driver has last counted. May be called again later."""
+        """Write the device seconds that the job has held since its driver last counted. May be called again later."""
         if self._start is None or self._study is None or not (self._study / LEDGER).is_dir():
             return
         job, began = self._start
@@ -52,7 +52,7 @@ class JobBill:
 
 
 def _sessions(study: Path) -> list[dict[str, object]]:
-    """The files of drivers, the latest last."""
+    """The contents of the drivers' files, the latest last."""
     # Drivers name their files by a number; job-….json lie beside them.
     return [read_json(path) for path in sorted((study / LEDGER).glob("*.json")) if path.stem.isdecimal()]
 

@@ -44,7 +44,7 @@ def check_time(chosen: options.JobOptions, allocation: Allocation) -> None:
 def check_places(study: Path | None, cwd: Path, allocation: Allocation) -> None:
     """Raise InputError if Slurm could not go to the job's work folder, or the study would lie on this node's own disk.
 
-    Slurm then goes to /tmp without ending the job. What lies there is lost with the job, or found by nobody.
+    Slurm then goes to /tmp without ending the job. Files there are lost with the job, or nobody finds them.
     """
     asked = allocation.work_folder
     if asked and not os.path.isdir(asked):
@@ -65,16 +65,16 @@ def check_places(study: Path | None, cwd: Path, allocation: Allocation) -> None:
 
 
 def places(chosen: options.JobOptions, study: Path | None, cwd: Path) -> list[Path]:
-    """What every node of a job must see. The study's lease is new: an older folder of the same name has another."""
+    """The paths that every node must see. One is the study's new lease, which another folder of the same name lacks."""
     found = [cwd, study and study / FILE, options.data_folder(chosen, cwd)]
     return [path for path in found if path is not None]
 
 
 def check_nodes_see(blind: Mapping[str, str], allocation: Allocation) -> None:
-    """Raise InputError if no other node sees what the first one sees.
+    """Raise InputError if no other node sees the paths that the first node sees.
 
-    ``blind``: name → reason of each node that does not. If only some do not, they are at fault, and the job goes on
-    without them.
+    ``blind``: name → reason of each node that does not see them. If these are not all others, the job continues without
+    them.
     """
     others = [node.name for node in allocation.nodes[1:]]
     if others and blind.keys() >= set(others):

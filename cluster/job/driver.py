@@ -115,6 +115,6 @@ def driver_environment(ray: Mapping[str, str], folder: Path, tmp: Path) -> dict[
         "BIGBATCH_JOB_FOLDER": str(folder),
         **private_folder.temporary_folder_variables(tmp, ray),
     }
-    if env.get("BIGBATCH_CONTAINER"):  # the head's Ray has its sockets beside it, and the image sees what is bound
+    if env.get("BIGBATCH_CONTAINER"):  # Ray's sockets lie beside ``tmp``; a container sees only folders that are bound
         env["BIGBATCH_NODE_TMP"] = str(tmp.parent)
     return env

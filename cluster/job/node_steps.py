@@ -34,7 +34,7 @@ class NodeSteps:
     Args:
         record: the job's folder, on a file system that all nodes share.
         sees: files and folders that every node must see.
-        start_timeout_s: within which a node tries to start Ray again.
+        start_timeout_s: for this long a node tries to start Ray again.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class NodeSteps:
         self.gone: dict[str, str] = {}
         """Name → reason of each node whose step has ended."""
         self.blind: dict[str, str] = {}
-        """Those of them that do not see the job's folders."""
+        """Name → reason of each of them that does not see the job's folders."""
 
     def prepare(self) -> None:
         """Write this run's control file and remove reports of earlier runs. Raises OSError."""
@@ -99,8 +99,8 @@ class NodeSteps:
     def look(self) -> dict[str, str]:
         """Name → reason of each node whose step has ended since the last look.
 
-        A step that never reported is started once more. If slurmd does not answer for some seconds, srun gives up the
-        node ("Communication connection failure"), and the job would lack it to its end.
+        A step that never reported is started once more: if slurmd does not answer for some seconds, srun gives up the
+        node ("Communication connection failure"), and the job would have to do without it.
         """
         if not self._told:
             self._tell(self._orders)
@@ -146,8 +146,8 @@ class NodeSteps:
     def stop(self, *, keep_logs: bool, timeout_s: float = NODES_END_S, signalled: bool = False) -> list[str]:
         """End every node. Returns the nodes that did not end in time and whose steps were killed.
 
-        ``signalled``: Slurm has ended the job, and with it signalled the steps. It would refuse to do so again, and
-        scancel would ask for most of a minute ("Job can not be altered now, try again later").
+        ``signalled``: Slurm has ended the job, and so has signalled the steps. It would refuse to signal them again,
+        and scancel would repeat its request for most of a minute ("Job can not be altered now, try again later").
         """
         ends = time.monotonic() + timeout_s
         self._tell(replace(self._orders, stop=True, keep_logs=keep_logs))
@@ -191,7 +191,7 @@ def srun_command(node: AllocatedNode) -> list[str]:
         "--kill-on-bad-exit=0",
     ]
     command += [f"--job-name=ray-{node.name}", f"--chdir={IMPORT_ROOT}", "--input=none"]
-    # Since Slurm 22.05 srun does not take over what sbatch was given.
+    # Since Slurm 22.05 srun does not take this option over from sbatch.
     if node.cpus:
         command.append(f"--cpus-per-task={node.cpus}")
     return command

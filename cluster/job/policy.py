@@ -45,7 +45,7 @@ class Situation:
 
     Attributes:
         exit_code: the driver's exit code; None if it had to be killed or never ran.
-        progress: there is work that another start would continue; asked for a cluster that did not start.
+        progress: there is work that another start would continue; used if the cluster did not start.
         fruitless: restarts in a row, with this run, in which nothing was finished or saved.
     """
 
@@ -87,7 +87,7 @@ def decide(situation: Situation) -> Decision:
         return Decision(Action.END, 143, reason)
     of_head = situation.cause is Cause.HEAD_DIED
     most = min(HEAD_RESTARTS, situation.max_restarts) if of_head else situation.max_restarts
-    # What fails again and again without an epoch or a checkpoint would use up the grant by itself.
+    # A job that fails again and again without an epoch or a checkpoint would use up the grant.
     if situation.fruitless > most:
         times = f"{situation.fruitless} times in a row" if situation.fruitless > 1 else "this time"
         return Decision(

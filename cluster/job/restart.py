@@ -1,6 +1,6 @@
 """Continue a job after its time: requeue it, or submit a dependent successor (``--chain``).
 
-Last, the successor's options and environment, and whether it is already submitted.
+The second half finds the successor's options and environment, and whether it is already submitted.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def record_of_predecessor() -> job_record.JobRecord | None:
 
 
 class SavedWork(NamedTuple):
-    """The part of a study that is not trained again: a checkpoint within an epoch counts as well."""
+    """The work of a study that a restart need not repeat, including checkpoints within an epoch."""
 
     epochs: int
     ended: int
-    """Trials."""
+    """Trials that have ended."""
     saved: int
     """When the last checkpoint was written, in nanoseconds."""
 
@@ -102,10 +102,10 @@ def start_again(
     *,
     again: bool = False,
 ) -> bool:
-    """Have ``job``, or a successor, started. Raises SlurmError.
+    """Requeue ``job``, or submit its successor. Raises SlurmError.
 
     Args:
-        again: Slurm did not answer before.
+        again: an earlier try got no answer from Slurm.
 
     Returns False if the job was cancelled after it was put back into the queue.
     """
@@ -131,7 +131,7 @@ def resume_options(study: Path | None) -> str | None:
 
 
 def start_soon(job_id: str, say: Callable[[str], None]) -> bool:
-    """Let a requeued job start earlier than after Slurm's two minutes. Returns False if it was cancelled."""
+    """Make a requeued job start before Slurm's usual two minutes have passed. Returns False if it was cancelled."""
     refusal = _insist(lambda: slurm_commands.start_after(job_id, START_DELAY_S))
     if any(words in refusal for words in slurm_commands.NOT_WAITING):
         return False
@@ -143,7 +143,7 @@ def start_soon(job_id: str, say: Callable[[str], None]) -> bool:
 def _insist(change: Callable[[], None]) -> str:
     """Change a requeued job. Returns Slurm's last refusal; "" if the job is changed.
 
-    Slurm cannot alter a job while its old processes end, and is asked some times.
+    Slurm cannot alter a job while its old processes end, so this asks several times.
     """
     refusal = ""
     for _ in range(ATTEMPTS):
@@ -196,7 +196,7 @@ SBATCH_OPTIONS = {
     "Licenses": "--licenses",
     "ExcNodeList": "--exclude",
 }
-# sbatch hands its environment on. With these a successor would take itself for this job, and its Ray for ours.
+# sbatch passes its environment on. With these variables a successor would mistake itself for this job, and use its Ray.
 THIS_JOB_VARIABLES = ("SLURM_", "SRUN_", "RAY_")
 
 
@@ -217,7 +217,7 @@ def sbatch_options(fields: Mapping[str, str]) -> list[str]:
         if share := re.search(r"gpu(?::[^:=,]*[^:=,\d][^:=,]*)?[:=](\d+[KMGT]?)", fields.get(name, "")):
             given = {one: value for one, value in given.items() if one not in others} | {option: share[1]}
     given["--nodes"] = str(slurm_commands.least_count(fields.get("NumNodes")) or 1)
-    # A job has one task on each node. To --gpus the word gpu goes without saying.
+    # A job has one task on each node, so resources per task become --gres. --gpus takes no word "gpu".
     for name, option in (("TresPerJob", "--gpus"), ("TresPerTask", "--gres"), ("TresPerNode", "--gres")):
         parts = [one for one in slurm_commands.gres_parts(fields.get(name)) if option == "--gres" or one[0] == "gpu"]
         if parts:

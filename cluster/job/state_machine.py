@@ -36,7 +36,7 @@ from bigbatch.cluster.record import job_record
 
 LOOK_AGAIN_S = 30.0
 LONG_ENOUGH_S = 600.0
-"""A start with a user's own command that ran for so long was of use."""
+"""A start with a user's own command counts as useful if it ran for this long."""
 
 
 class State(enum.Enum):
@@ -128,7 +128,7 @@ class Job:
         self._folder = job_record.job_folder(allocation.job_id)
         checks.write_first_record(self._record)
         if (fruitless := self._record.fruitless_restarts - 1) > self._options.max_restarts:
-            # Slurm or another node put the job back each time: no decision of ours was asked.
+            # Slurm or another node requeued the job each time, without asking for our decision.
             most = self._options.max_restarts
             reason = f"no epoch or checkpoint came of {fruitless} starts in a row (--max-restarts {most})"
             self._decision = Decision(Action.END, 1, reason)
@@ -237,7 +237,7 @@ class Job:
         )
         self._stop_nodes(keep_logs=failed)
         self._bill.note_end()  # a requeue ends this process
-        # What follows depends on the cause. Only now, with all saved, may it wait for a silent controller.
+        # The decision depends on the cause. Everything is saved now, so the job may wait for a silent controller.
         self._job_watch.explain(self._left.patience_s())
         self._decision = self._decide(code)
         self._record.reason = self._decision.reason
@@ -290,7 +290,7 @@ class Job:
     # Parts
 
     def _note_progress(self) -> None:
-        """Note that this start was of use as soon as it is known: it may end without a word."""
+        """Note that this start is useful as soon as this is known: the job may be killed at any moment."""
         if self._record.fruitless_restarts and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_AGAIN_S
             if self._is_useful():
@@ -298,7 +298,7 @@ class Job:
                 self._save()
 
     def _is_useful(self) -> bool:
-        """Whether this start has added something to its study; of a user's own command, whether it has run for long."""
+        """Whether this start has added something to its study; for a user's own command, whether it has run long."""
         after = restart.saved_work(self._study)
         if self._before is None or after is None:
             return time.monotonic() - self._started >= LONG_ENOUGH_S

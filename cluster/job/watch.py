@@ -31,7 +31,7 @@ from bigbatch.cluster.node.node_status import NodeStatus
 from bigbatch.cluster.record.job_record import JobRecord
 
 WARNINGS = {signal.SIGUSR1, signal.SIGUSR2}
-"""What ``--signal`` may send before the time limit. Untaken, each ends the process that gets it."""
+"""Signals that ``--signal`` may send before the time limit. Without a handler, each ends the process that gets it."""
 POLL_S = 0.1
 POLL_S = 0.5
 """Time between two looks at the nodes' files on the shared file system."""
@@ -59,7 +59,7 @@ class Question:
                 # The controller forgets only jobs that have ended.
                 if slurm_commands.UNKNOWN_JOB in str(error):
                     self._answer = {"JobState": "CANCELLED"}
-                else:  # another error says nothing about the job
+                else:  # another error does not tell the job's state
                     time.sleep(ASK_AGAIN_S)
         self._answered.set()
 
@@ -215,7 +215,7 @@ class JobWatch:
         self._give_up_hung_nodes()
         signalled = self._nodes.signalled()
         if signalled and not self._signals:
-            # With the head's step the cluster ends. If Slurm ends nothing, it was `scancel --signal=TERM`: trials save.
+            # The cluster ends with the head's step. If Slurm ends nothing, it was `scancel --signal=TERM`: trials save.
             head = self._head in signalled
             if head:
                 self._nodes.hold()
@@ -230,8 +230,7 @@ class JobWatch:
             self._nodes.kill(name)
 
     def _head_died(self, reason: str) -> None:
-        # Steps get Slurm's SIGTERM before the batch script does. Judged at once, a cancelled job would look like a
-        # crash.
+        # Steps get Slurm's SIGTERM before the batch script does. So wait: a cancelled job looks like a crash at first.
         deadline = time.monotonic() + CRASH_OR_SIGNAL_S
         while time.monotonic() < deadline and not self._signals:
             time.sleep(POLL_S)
@@ -315,9 +314,9 @@ def end_driver(
         return None
     code = driver.exit_code()
     if code is None:
-        # Slurm sends its SIGTERM to the steps, too: unheld, the nodes would end Ray under trials that still save.
+        # Slurm sends its SIGTERM to the steps, too. Without ``hold``, nodes would end Ray while trials still save.
         nodes.hold()
-        # From here on a SIGTERM is news: a scancel, or the end of a grace time.
+        # From here on a SIGTERM has a new reason: a scancel, or the end of a grace time.
         signals.clear()
         driver.terminate()
         code = _await_end(driver, watch, signals, left)
@@ -332,7 +331,7 @@ def _await_end(driver: Driver, watch: JobWatch, signals: list[int], left: TimeLe
     while code is None and time.monotonic() < ends:
         time.sleep(POLL_S)
         code = driver.exit_code()
-        # A controller that was silent has answered: the cause that is now known has another time to save.
+        # A silent controller has answered. The cause is now known, and it gives another time to save.
         if watch.explain():
             later = time.monotonic() + left.to_save_s(watch.cause, watch.killed_soon)
             ends = min(ends, later) if watch.killed_soon else later  # SIGKILL does not wait

@@ -21,11 +21,11 @@ LOST = 2  # common.proto: NodeDeathInfo.UNEXPECTED_TERMINATION
 def watch() -> int:
     """Print the numbers of living nodes, their CPUs and their GPUs whenever they change, until this process ends."""
     client, last = _client(), ""
-    # A job that is killed cannot end this process. It is a child of process 1 from then on.
+    # A killed job cannot end this process. But from then on its parent is process 1.
     while os.getppid() != 1:
         try:
             nodes = living_nodes(client).values()
-        except Exception:  # Ray raises whatever its transport raised; the head's step says if it is dead
+        except Exception:  # Ray passes any error of its transport on; the head's step reports whether the head is dead
             time.sleep(POLL_S)
             continue
         totals = [dict(node.resources_total) for node in nodes]

@@ -2,8 +2,8 @@
 
 It starts Ray in the foreground and reports its state in ``nodes/<node>.json`` of the job's folder. It ends its own
 processes, and no others, when the job's control file or a SIGTERM (``scancel``, preemption) tells it to. After SIGTERM
-alone it first waits shortly, so that the job may ask it to hold on: Slurm sends the same signal when a job is preempted
-and trials still have to save.
+alone it first waits a short time, so that the job may order it to hold: Slurm sends the same signal when a job is
+preempted and trials still have to save.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STARTED = "Ray runtime started"
 BLIND = 3
 """Exit code of a node that does not see the job's folders: it may not be able to report that."""
 SEE_S = 5.0
-"""Time for a file that another node has just made to be seen on a network file system."""
+"""Time until a node sees a file that another node has just made on a network file system."""
 # In proportion to HUNG_S, which BIGBATCH_HUNG_S shortens in tests.
 LOST_S = HUNG_S * waits.FIRST_LOST_S / waits.HUNG_S
 ASK_AGAIN_S = 10.0
@@ -50,7 +50,7 @@ AT_ONCE_S = 10.0
 
 
 class NodeProcess:
-    """A step's life, from its start to the removed folder."""
+    """The process of a step, from its start until its folder is removed."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._record: Path = arguments.record
@@ -84,7 +84,7 @@ class NodeProcess:
         for folder in private_folder.remove_stale():
             print(f"removed {folder}, left behind by a killed job", flush=True)
         try:
-            # Beyond the limit Ray's processes end without a word.
+            # Beyond the limit Ray's processes end without an error message.
             processes.check_limits(processes.HEAD_THREADS if self._is_head else processes.RAY_THREADS)
             self._ip = network.own_address(self._name)
             self._share = ray_commands.node_resources()
@@ -93,7 +93,7 @@ class NodeProcess:
             )
             with private_folder.temporary_folder(self._job_id) as folder:
                 failure = self._serve(folder)
-            if failure and (beat := self._beat_of_first()):  # Ray may have missed a lost first node before this one has
+            if failure and (beat := self._beat_of_first()):  # Ray may notice a lost first node before this one does
                 processes.wait_until(lambda: self._told_to_end() or self._beat_of_first() != beat, 2 * LOST_S)
         except OSError as error:
             failure = str(error)
@@ -108,7 +108,7 @@ class NodeProcess:
         return code
 
     def _await_head(self) -> None:
-        """Wait until the job gives the address of the head's Ray, or this node is to end."""
+        """Wait until the job gives the address of the head's Ray, or this node must end."""
         while not (self._is_head or self._gcs or self._told_to_end()):
             time.sleep(POLL_S)
             self._gcs = self._orders.address
@@ -133,10 +133,10 @@ class NodeProcess:
                 failure = self._watch(ray, folder, chosen)
             finally:
                 self._end_ray(ray, folder)
-            # Only a start is tried again. A Ray that ran and has ended is a loss, with which the job deals.
+            # Only a start is tried again. If Ray ran and then ended, the node is lost, and the job handles that.
             if failure in (None, self._cannot_train(folder)) or self._status.state == "ready":
                 return failure
-            # Between the probe and Ray's start another program may take a port; that says nothing about this node.
+            # Between the probe and Ray's start another program may take a port; that is no fault of this node.
             if ray_commands.taken_ports(chosen):
                 print(f"another program took a port of {chosen.used()}; trying others", flush=True)
                 continue
@@ -152,7 +152,7 @@ class NodeProcess:
         environment = ray_commands.ray_environment(gcs, self._record / ray_commands.TOKEN_FILE)
         environment.update(
             private_folder.temporary_folder_variables(folder)
-        )  # what Ray and its workers leave there goes with it
+        )  # files that Ray and its workers leave there are removed with it
         # Workers inherit it from here: a driver's own PYTHONPATH does not reach a cluster that is already up.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
         command = ray_commands.ray_start_command(self._ip, gcs, chosen, self._share, folder / "r", self._name)
@@ -200,8 +200,8 @@ class NodeProcess:
         return first.beat if first is not None and alive else 0
 
     def _requeue_if_first_is_lost(self) -> None:
-        """With --no-kill Slurm keeps a job RUNNING to its limit whose batch script is gone with the first node."""
-        # Our own beat is read too: where it stands still, the shared file system does not answer.
+        """Requeue the job if its first node is lost with the batch script: --no-kill keeps it RUNNING to its limit."""
+        # Our own beat is read too: if it has stopped, the shared file system does not answer.
         ours = NodeStatus.read(self._status_file)
         beats = {self._first: self._beat_of_first(), self._name: ours.beat if ours else 0}
         if self._is_head or self._orders.stop or self._first not in self._heartbeats.hung(beats, LOST_S):
@@ -250,7 +250,7 @@ class NodeProcess:
         processes.end_descendants(grace_s=0.5)
         ray.wait()
         self._orders = self._read_orders()  # are the logs to be kept?
-        # Not told to end: Ray has failed by itself, and its logs say why.
+        # If the job did not order the end, Ray has failed by itself, and its logs say why.
         if self._orders.keep_logs or not self._orders.stop:
             self._keep_logs(folder)
 

@@ -93,7 +93,7 @@ class Heartbeats:
             limit_s: without a heartbeat for this long a node is hung.
         """
         now = time.monotonic()
-        if now - self._looked_at > limit_s / 2:  # this process stood still, and others may have (`scontrol suspend`)
+        if now - self._looked_at > limit_s / 2:  # suspended until now, as others may have been (`scontrol suspend`)
             self._seen.clear()
         self._looked_at = now
         for name, beat in beats.items():

@@ -88,8 +88,8 @@ SETTINGS = {
     "RAY_enable_metrics_collection": "0",
     "DASHBOARD_METRIC_PORT": "-1",
     "AUTOSCALER_METRIC_PORT": "-1",
-    # Ray starts its workers with a niceness of 15. The allocation is theirs; beside a stranger's job on the same cores
-    # they would have a thirtieth of its time.
+    # Ray starts its workers with a niceness of 15. Beside another user's job on the same cores they would get a
+    # thirtieth of its time, although the allocation is theirs.
     "RAY_worker_niceness": "0",
     # When a driver joins, Ray would start a process of 80 MB for each core of each node. A search could use none of
     # them, because its processes have variables of their own.
@@ -98,7 +98,7 @@ SETTINGS = {
     "PYTHONUNBUFFERED": "1",
 }
 
-# A user's shell or another job may have set these: processes would then meet that one's cluster (ray #60991).
+# A user's shell or another job may have set these: processes would then join the other cluster (ray #60991).
 OTHER_CLUSTER_VARIABLES = (
     "RAY_ADDRESS",
     "RAY_AUTH_",
@@ -154,7 +154,7 @@ def ray_python() -> str:
 
 
 def in_container_if_any(command: Sequence[str]) -> list[str]:
-    """A command of the user's own as it is run: with a container, in it, like the search."""
+    """The command line that runs a user's own command: inside the container, if there is one, as the search does."""
     inside = os.environ.get(NODE_PYTHON)
     return [inside, "--command", *command] if inside else list(command)
 
@@ -173,15 +173,15 @@ def ray_start_command(
         ip: this node's address, as the other nodes reach it.
         gcs: ``ip:port`` of the head's GCS.
         folder: Ray's temporary folder.
-        name: Slurm's of this node, by which the search counts the nodes that Ray lacks.
+        name: Slurm's name of this node. With it the search counts the nodes that Ray lacks.
     """
     head = [
-        # Who reaches the dashboard can run code in the cluster (CVE-2023-48022). A tunnel leads to the loopback.
+        # Anyone who reaches the dashboard can run code in the cluster (CVE-2023-48022). Users reach it by a tunnel.
         *("--head", f"--port={ports.gcs}", "--dashboard-host=127.0.0.1", f"--dashboard-port={ports.dashboard}"),
         *(f"--ray-client-server-port={ports.client}", "--no-monitor"),  # the monitor would only scale the cluster
     ]
     return [
-        # The interpreter's own Ray, where PATH may first lead to that of another environment.
+        # The interpreter's own Ray: the first on PATH may be that of another environment.
         *(ray_python(), "-m", "ray.scripts.scripts", "start"),
         *(head if ports.gcs else [f"--address={gcs}"]),
         f"--node-ip-address={ip}",

@@ -12,17 +12,17 @@ FORKS = "ray-forks"
 
 
 _kept: list[object] = []
-"""The server ends when its standard input is closed, as it is when nothing here holds it."""
+"""Holds the server: it ends when its standard input is closed, which happens when nothing refers to it."""
 
 
 def before_start(parameters: Any, head: bool) -> None:
-    """Let this node start its processes for work as copies of one that has loaded torch.
+    """Make this node start its worker processes as forks of a process that has loaded torch.
 
     Start no ``ray://`` server on the head. Nobody uses it, and it takes a port and 100 MB. ``ray start`` has no option
     for this; its library understands a port of None.
 
     Args:
-        parameters: Ray's own, of this node.
+        parameters: Ray's parameters of this node.
     """
     parameters.ray_client_server_port = None
     from ray._private import services

@@ -23,7 +23,7 @@ from bigbatch.cluster.host.optuna_journal import (
 )
 
 PROGRESS_FILE = "progress.json"
-"""Of a study in a database."""
+"""The driver of a study in a database writes it."""
 UNREACHED_H = 1e6
 """From this value on, a trial has missed the search's target (``bigbatch.tune.runs.objective``)."""
 EPOCH_MARK = f'"{EPOCH_PREFIX}'.encode()

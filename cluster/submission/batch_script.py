@@ -43,12 +43,11 @@ def submit(
     """Submit a search; returns the job's id (with ``dry_run`` the script that would be submitted).
 
     ``arguments`` are those of ``tune/run.py``, or ``"--"`` and a command; ``request_options`` are the other fields of
-    ``Request``. With ``check`` the search is checked first, as
-    ``bigbatch tune --dry-run`` would, in the job's environment where it runs on this machine (``search_check``);
-    what could not be checked is a line on standard error.
+    ``Request``. With ``check`` the search is checked first, as ``bigbatch tune --dry-run`` does, in the environment of
+    the job if that works on this machine (``search_check``). If it could not be checked, a line on stderr says so.
 
-    Raises InputError for what the site does not grant and a search that cannot be, SlurmError if Slurm is missing
-    or refuses.
+    Raises InputError for resources that the site does not grant and for an impossible search, SlurmError if Slurm is
+    missing or refuses.
     """
     known = Request.__dataclass_fields__
     for name in request_options:
@@ -87,7 +86,7 @@ def submit_request(
 
 
 def _check_search(request: Request, needs: JobResources, script: str) -> None:
-    """Raise InputError if the job would refuse the search. Prints what could not be checked."""
+    """Raise InputError if the job would refuse the search. Prints why it could not be checked."""
     cwd = work_folder(request)
     env = _outside_of_jobs(os.environ)
     if not request.nodes_may_differ:
@@ -205,12 +204,12 @@ def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[
         "--ntasks-per-node=1",
         f"--cpus-per-task={needs.cpus_per_node}",
         f"--time={format_time(needs.time_s)}",
-        # B: unasked, Slurm signals the job's steps and not its batch script (sbatch(1)).
+        # B: by default Slurm signals the job's steps and not its batch script (sbatch(1)).
         f"--signal=B:USR1@{request.signal_s}",
-        # Said either way: a site's default (JobRequeue) may be the other one.
+        # Always write one of the two: the site's default (JobRequeue) may be the other one.
         "--requeue" if site.requeue else "--no-requeue",
         "--no-kill",  # a dying node ends its trials, not the search
-        # A requeued job would else begin its log anew at most sites (JobFileAppend), without the reason of its requeue.
+        # Otherwise a requeued job would overwrite its log at most sites (JobFileAppend), and lose the requeue's reason.
         "--open-mode=append",
         f"--output={log}",
         *(needs.partition.options if needs.partition else ()),

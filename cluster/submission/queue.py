@@ -122,7 +122,7 @@ def cancel(job_id: str | int) -> list[str]:
         try:
             had_ended = slurm_commands.has_ended(one)
             slurm_commands.scancel(one)
-            if had_ended:  # also of an id that never was, scancel says nothing
+            if had_ended:  # scancel reports no error, not even for an unknown id
                 raise slurm_commands.SlurmError(
                     f"job {one} is not in Slurm's queue: it has ended, or the id is wrong. "
                     "`bigbatch cluster queue` shows your jobs."

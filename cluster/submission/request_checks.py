@@ -1,7 +1,7 @@
 """A user's request for a job, and checks of its numbers, memory and GPUs: types, syntax, and contradictions.
 
 Its fields are those of ``bigbatch cluster submit`` and of ``bigbatch.submit``. The terms are Slurm's (``man sbatch``).
-What it has a field for is refused among the further options of sbatch (``--sbatch``): each thing is said once.
+``--sbatch`` refuses an option of sbatch for which the request has a field, so that each setting has only one place.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def job_resources(
 ) -> JobResources:
     """The resources of the request. Raises InputError for the first thing that the site does not grant.
 
-    ``live``: the partitions as Slurm knows them now; None where Slurm was not asked.
+    ``live``: the partitions as Slurm knows them now; None if Slurm was not asked.
     """
     _check_words(request, site)
     partition = _partition(request, site, live)
@@ -67,11 +67,11 @@ def job_resources(
 
 
 def _check_words(request: Request, site: Site) -> None:
-    """Raise InputError for what is wrong on every site."""
+    """Raise InputError for values that are wrong on every site."""
     request_checks.check_kinds(request)
     request_checks.check_sbatch_options(request)
     options.parse_job_options([*request.job_options, *request.arguments])
-    # Found out in the job, it would have cost the wait in the queue.
+    # Refuse it now: if the job found it, the wait in the queue would be lost.
     if site.internet is False and "--wandb online" in " ".join(request.arguments).replace("=", " "):
         raise InputError(f"compute nodes of {site.name} have no internet; got --wandb online. Write --wandb offline.")
 
@@ -195,7 +195,7 @@ def slurm_partitions() -> dict[str, Partition] | None:
         if line.count("|") != 4:
             continue
         name, time, size, cpus, gres = (part.strip() for part in line.split("|"))
-        before = found.get(name.rstrip("*"))  # of unlike nodes a job may ask for the resources of the largest
+        before = found.get(name.rstrip("*"))  # if nodes differ, a job may ask for the resources of the largest
         found[name.rstrip("*")] = Partition(
             name.rstrip("*"),
             gpus_per_node=max(slurm_commands.gres_count(gres, "gpu"), (before and before.gpus_per_node) or 0),

@@ -41,7 +41,7 @@ def check_search(script: str, cwd: str, env: Mapping[str, str]) -> str | None:
 
     Raises InputError with the search's own message if it is refused.
     """
-    # The -l of the script's first line is read only by who runs it as a file; here it is run with -c.
+    # The -l in the script's first line counts only if the script runs as a file; here it runs with -c.
     shell = [shutil.which("bash") or "/bin/bash", *(["-l"] if script.startswith("#!/bin/bash -l") else [])]
     try:
         process = subprocess.Popen(
@@ -69,7 +69,7 @@ def check_search(script: str, cwd: str, env: Mapping[str, str]) -> str | None:
 def main(argv: Sequence[str]) -> int:
     """The batch script calls this in place of the job. The process becomes the check, in the search's interpreter."""
     chosen = options.parse_job_options(argv[1:])
-    for name in ("BIGBATCH_HOME", "BIGBATCH_NODE_TMP"):  # a container is given only folders that are there
+    for name in ("BIGBATCH_HOME", "BIGBATCH_NODE_TMP"):  # only folders that exist can be bound into a container
         if os.environ.get(name) and not os.path.isdir(os.environ[name]):
             os.environ[name] = str(ROOT)
     os.chdir(os.environ.get("BIGBATCH_CWD") or os.getcwd())

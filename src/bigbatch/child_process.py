@@ -25,14 +25,14 @@ def run_child(
 ) -> tuple[int, str]:
     """Run a command and print its output. Returns its exit code and the last line of its output.
 
-    An interrupt (Ctrl-C, a notebook's stop button) is passed on: the child saves, is waited for, and KeyboardInterrupt
-    is raised again.
+    An interrupt (Ctrl-C, a notebook's stop button) is passed on. The child saves and ends; then this raises
+    KeyboardInterrupt again.
 
     Args:
-        stop: the signal by which the child is to save. Front ends interrupt the kernel alone or its whole group; a
-            search takes a Ctrl-C and the SIGTERM after it for one request.
-        apart: the child alone gets ``stop``, once: it is in a process group of its own, which no terminal interrupts.
-        env: variables beside those of this process.
+        stop: the signal that makes the child save. Front ends interrupt the kernel alone or its whole group; a search
+            takes a Ctrl-C and the SIGTERM after it for one request.
+        apart: only the child gets ``stop``, once: it is in a process group of its own, which no terminal interrupts.
+        env: variables in addition to those of this process.
     """
     last, program = "", f"{'/'.join(Path(words[1]).parts[-2:])}: "
     with subprocess.Popen(
@@ -60,7 +60,7 @@ def run_child(
 
 
 def check_exit(code: int, last: str, what: str) -> None:
-    """Raise ConfigError if the child met wrong input, RuntimeError if it ended otherwise than well.
+    """Raise ConfigError if the child refused its input, RuntimeError if it failed in another way.
 
     ``last``: the last line of its output. ``what``: names it, e.g. ``the search of 'digits'``.
     """

@@ -63,7 +63,7 @@ COMMANDS: Commands = {
 }
 
 ONLY_SHOW = ("studies", "show", "--version")
-"""Commands whose output is all that they bring: one that cannot be written is their failure."""
+"""Commands that only print. If they cannot write their output, they have failed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

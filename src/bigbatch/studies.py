@@ -63,15 +63,15 @@ class BestTrial:
     trial: int
     """Its number."""
     value: float
-    """What it is worth in the first objective, e.g. 0 to 1 for an accuracy: by what did not choose it, i.e. on held-out
-    examples, else as the mean over fresh seeds; without both the value that chose it."""
+    """Its value in the first objective, e.g. 0 to 1 for an accuracy, measured independently of the choice: on held-out
+    examples, else as the mean over fresh seeds; without both, the value that chose it."""
     low: float | None
     high: float | None
     """The 95 % interval of ``value``, where there is one."""
     chosen_at: float
     """The value for which the search chose it."""
     parameters: Mapping[str, object]
-    """What was sampled."""
+    """The sampled parameters."""
     config: TrainConfig
     """What ``bigbatch train --config best.json`` would train."""
 
@@ -98,7 +98,7 @@ class Study:
 
     @property
     def plan(self) -> Mapping[str, object]:
-        """What was asked: the values of ``study.json``."""
+        """The study's plan: the values of ``study.json``."""
         return self._recorded.description
 
     @property
@@ -121,7 +121,7 @@ class Study:
     def best(self) -> BestTrial:
         """The trial to copy: that of the answer.
 
-        Raises ConfigError if no trial has run to its end, and if nothing was learned that is worth copying.
+        Raises ConfigError if no trial has run to its end, or if no trial has learned anything worth copying.
         """
         found, answer = self._best, self._recorded.frontier
         if found is None or found.values is None:
@@ -174,7 +174,7 @@ class Study:
         raise ConfigError(f"a configuration is that of a trial of {self.name!r}; it has no trial {trial} that began.")
 
     def resume(self, **options: Unpack[SearchKeywords]) -> Study:
-        """Search on, e.g. ``study.resume(trials=32)`` until 32 trials have ended in all. Returns the study after it.
+        """Continue, e.g. with ``study.resume(trials=32)`` until 32 trials have ended in all. Returns the later study.
 
         ``search`` explains options and errors.
         """
@@ -230,8 +230,8 @@ def search(study: str, *, output: str | Path = RUNS, **options: Unpack[SearchKey
         options: those of ``bigbatch tune``, with ``_`` for ``-``, e.g. ``max_epochs=4``. True writes the option alone.
             ``set`` may be a dict of keys.
 
-    An interrupt (Ctrl-C, a notebook's stop button) is passed on: trials write a checkpoint, KeyboardInterrupt is raised
-    after that, and ``open_study(…).resume()`` goes on.
+    An interrupt (Ctrl-C, a notebook's stop button) is passed on: trials write a checkpoint, then this raises
+    KeyboardInterrupt. ``open_study(…).resume()`` continues the search.
 
     Raises:
         ConfigError: for wrong input, with the search's own line.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bigbatch.train_loop.loop.train import TrainResult
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-"""What torchrun would tell a single worker, whose exit code and last line it would hide."""
+"""The variables that torchrun would set for one worker. torchrun itself would hide the exit code and the last line."""
 
 
 def train(
@@ -36,8 +36,8 @@ def train(
 
     Each worker is a process of this machine.
 
-    An interrupt (Ctrl-C, the stop button) ends the run after its step, with a checkpoint; the same call goes on from
-    there. Without a folder nothing is kept.
+    An interrupt (Ctrl-C, the stop button) ends the run after its step, with a checkpoint; the same call resumes from
+    it. Without a folder nothing is kept.
 
     Args:
         config: what is trained, e.g. ``open_study(…).best.config``.

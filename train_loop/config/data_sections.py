@@ -56,12 +56,12 @@ class AugmentConfig(Section, prefix="data.augment."):
     rand_magnitude_std: float = 0.0
     """rand: standard deviation of each operation's magnitude, in the same units; timm's mstd times 3."""
     rand_probability: float = 1.0
-    """rand: of each operation to take place; timm's is 0.5."""
+    """rand: the probability of each operation; timm's is 0.5."""
     repeats: int = 1
     """Repeated augmentation (Hoffer et al. 2020): the number of differently augmented copies of an image in a global
     batch. An epoch keeps its number of images, so with n copies it sees one n-th of the different images. 1 = off."""
     random_erasing: float = 0.0
-    """Part of the training images of which a rectangle becomes the mean colour (Zhong et al. 2020)."""
+    """Part of the training images in which a rectangle gets the mean colour (Zhong et al. 2020)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,7 +82,7 @@ class AugmentConfig(Section, prefix="data.augment."):
 
     @property
     def copies(self) -> int:
-        """Of an image in a global batch; without augmentation they would not differ."""
+        """Copies of an image in a global batch; 1 without augmentation, because they would not differ."""
         return self.repeats if self.enabled else 1
 
 
@@ -93,7 +93,7 @@ class MixConfig(Section, prefix="data.mix."):
     mixup_alpha: float = 0.0
     """Parameter of the Beta distribution of mixup's share (Zhang et al. 2018); 0 = off."""
     cutmix_alpha: float = 0.0
-    """Of cutmix's (Yun et al. 2019); 0 = off. With both, each micro-batch takes one of them."""
+    """The same for cutmix (Yun et al. 2019); 0 = off. With both, each micro-batch takes one of them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,16 +110,16 @@ class DataConfig(Section, prefix="data."):
     image_size: int = 0
     """Pixels a side; 0 = the data set's own: 32 for digits, else that of images of at most 64 pixels, or 224."""
     val_image_size: int = 0
-    """Of validation; 0 = ``image_size``. A little more than in training is best (Touvron et al. 2019, FixRes)."""
+    """Pixels a side in validation; 0 = ``image_size``. A little more than in training is best (Touvron et al. 2019)."""
     val_crop: float = 0.875
     """Photographs: side of the central crop of validation, as a part of the image's shorter side: 224 of 256."""
     subset: float = 1.0
     """Part of the training images to use, of each class alike; validation stays whole."""
     val_part: float = 0.0
-    """Part of the training images, of each class alike, that is held out to validate, where an image folder has none
-    for it. The same images with any seed, and those of ``bigbatch pack --val-part``. 0 = none."""
+    """Part of the training images of each class that is held out for validation, if an image folder has no images for
+    it. The same images with any seed, and those of ``bigbatch pack --val-part``. 0 = none."""
     holdout: float = 0.0
-    """Part of the validation images, of each class alike, that makes no choice: ``holdout_top1`` is measured on it, and
+    """Part of the validation images of each class that makes no choice: ``holdout_top1`` is measured on it, and
     ``val_top1`` on the others. The same images with any seed. 0 = none."""
     drop_last: bool = True
     """Leave out, in each epoch, the images that fill no global batch. False: they make a smaller last step, at the

@@ -38,7 +38,7 @@ def unusable_config(config: Mapping[str, object], because: str) -> dict[str, obj
 def config_source(text: str) -> Path:
     """The file that ``--config`` names; a study's folder stands for its best.json. Raises ConfigError."""
     path = Path(text).expanduser()
-    if not os.path.isdir(path):  # also one in a folder that may not be entered: whoever reads it says so
+    if not os.path.isdir(path):  # also a path in a folder without access: its reader reports that
         return path
     if not os.path.exists(path / "best.json"):
         raise ConfigError(
@@ -51,8 +51,8 @@ def config_source(text: str) -> Path:
 def read_config(path: Path) -> TrainConfig:
     """The TrainConfig in a file: its whole content, or its value ``config`` (best.json).
 
-    Raises ConfigError for what is none, for that of a search without a usable answer, and for the config of a whole
-    training function, which our loop cannot train.
+    Raises ConfigError if the file holds none, or that of a search without a usable answer, or that of a whole training
+    function, which our loop cannot train.
     """
     try:
         text: bytes | str = path.read_bytes()
@@ -143,7 +143,7 @@ def _value(raw: str, name: str, full: str) -> object:
     if is_open(full):
         return value
     kind = config_keys()[full]
-    # JSON makes a number of a name such as 8.
+    # JSON would read a name such as 8 as a number.
     if kind is str and not isinstance(value, str):
         value = raw
     if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
@@ -170,7 +170,7 @@ def json_or_word(raw: str) -> object:
 def check_each(changes: Mapping[str, object]) -> None:
     """Raise ConfigError for the first key whose value is invalid whatever the other keys are.
 
-    What derives other values from these, as search spaces do, would else meet the error, and name another key.
+    Otherwise code that derives values from these, such as a search space, would raise the error and name another key.
     """
     for key, value in changes.items():
         with contextlib.suppress(ConflictError):

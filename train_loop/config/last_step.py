@@ -11,10 +11,10 @@ from bigbatch.train_loop.config.train_config import TrainConfig
 
 KEY = "data.drop_last"
 LEFT_OUT_AT_MOST = 0.05
-"""Of the training images. Below it a smaller step would gain little, and cost a second shape of batches."""
+"""Part of the training images. Below it a smaller step would gain little, and cost a second shape of batches."""
 SMALLEST_STEP = 0.25
-"""Of the global batch. The best rate of a smaller one is more than 4 times smaller by the linear rule, 2 by the square
-root; spaces search rates mostly within 4 times (``search_spaces.log_normal``)."""
+"""Part of the global batch. For a smaller step the best rate is over 4 times lower by the linear rule, 2 by the square
+root; spaces search rates mostly within a factor of 4 (``search_spaces.priors.LogNormal``)."""
 
 
 def left_out(train_size: int, global_size: int) -> int:
@@ -41,15 +41,15 @@ def with_smaller_step(config: TrainConfig, train_size: int) -> TrainConfig:
 def last_micro_size(train_size: int, batch: BatchSplit) -> int:
     """Images of each micro-batch of a smaller last step (``data.drop_last=false``); 0: there is none.
 
-    It has as many micro-batches as others, all of one size, so that the mean of their gradients is that of its
-    images; what does not divide, fewer images than there are micro-batches, is dropped. BatchNorm needs 2.
+    It has as many micro-batches as other steps, all of one size, so that the mean of their gradients is the mean over
+    its images. Images that do not divide are dropped, fewer than there are micro-batches. BatchNorm needs 2.
     """
     each = left_out(train_size, batch.global_size) // (batch.workers * batch.accumulation_steps)
     return each if each >= 2 else 0
 
 
 def last_step_in_words(config: TrainConfig, train_size: int, split: BatchSplit) -> str | None:
-    """A sentence where a run leaves out many images, or makes a smaller step of few; None where neither is so.
+    """A sentence if a run leaves out many images, or makes a smaller step of few; else None.
 
     ``split``: the batch over the run's workers.
     """

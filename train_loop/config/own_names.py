@@ -1,7 +1,7 @@
 """``FILE.py:FUNCTION``: a function in a Python file of the user's, as options and configurations name it. No torch.
 
-Which Python files lie in its folder, how it finds them, and the fingerprints by which a study or a run that resumes has
-the code that it began with.
+This file also lets that file import the files beside it, and makes the fingerprints that show whether a resumed study
+or run still has the code with which it began.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _beside: dict[str, Path] = {}
 
 @contextmanager
 def folder_first(folder: Path) -> Iterator[None]:
-    """Within the block Python finds the files in ``folder`` first, and none of the same name beside another file.
+    """Within the block Python finds the files in ``folder`` first, even if another folder's file has the same name.
 
-    For a file that loads. Afterwards those beside it could hide libraries of the same name.
+    Use it while a file loads. Afterwards the files beside it could hide libraries of the same name.
     """
     for name in [name for name, other in _beside.items() if other != folder and _is_there(folder, name)]:
         for loaded in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
@@ -160,9 +160,9 @@ def code_fingerprint(key: str, word: str) -> str:
 
 
 def without_comments(source: str) -> str:
-    """The text without Python's comments, which compute nothing; as it is where it cannot be read as Python.
+    """The text without Python's comments; unchanged if it cannot be read as Python.
 
-    From the tokenizer, because what ``ast`` prints differs between versions of Python.
+    It uses the tokenizer, because the output of ``ast`` differs between versions of Python.
     """
     written = [*io.StringIO(source)]
     lines = list(written)

@@ -26,7 +26,7 @@ class ConfigError(ValueError):
 
 
 class ConflictError(ConfigError):
-    """Two values that do not go together, each of which may be right with another one."""
+    """Two values that do not go together, although each may be right with another value."""
 
 
 def require(ok: bool, rule: str, value: object, fix: str) -> None:
@@ -84,7 +84,7 @@ def pythons_own(value: Any) -> Any:
 
 
 def read_options(key: str, values: object) -> Options:
-    """JSON's object as options. Raises ConfigError for anything else, for names that no argument has, for objects."""
+    """JSON's object as options. Raises ConfigError for other values, names that cannot be arguments, objects within."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key} must be an object of arguments; got {values!r}. Write {key}.NAME=VALUE.")
     for name in values:
@@ -94,7 +94,7 @@ def read_options(key: str, values: object) -> Options:
 
 
 def _value(key: str, value: object) -> OptionValue:
-    """As JSON gives it back: tuples are lists, also within lists."""
+    """The value as JSON returns it: tuples are lists, also within lists."""
     value = pythons_own(value)
     if isinstance(value, (list, tuple)):
         return [_value(key, one) for one in value]
@@ -104,7 +104,7 @@ def _value(key: str, value: object) -> OptionValue:
 
 
 class Section:
-    """A dataclass of a configuration: its fields have their types, from whatever they were made."""
+    """A dataclass of a configuration. It converts or refuses its values, so that each field has its type."""
 
     _prefix = ""  # of its keys; an annotation would make it a field
 

@@ -1,4 +1,4 @@
-"""The sections of a ``TrainConfig`` but for ``data``: model, batch, optimiser, schedule."""
+"""The sections of a ``TrainConfig`` except ``data``: model, batch, optimiser, schedule."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LARC = ("off", "clip", "trust")
 DEFAULT_MICRO_SIZE = 256
 """Bound of the automatic micro-batch if none is set."""
 LEAST_MICRO_SIZE = 2
-"""Of the automatic micro-batch. BatchNorm cannot train with one value of each channel, and one image with a map of 1×1
-has no more. To train another network with single images, write ``micro_size=1``."""
+"""The smallest automatic micro-batch. BatchNorm cannot train with one value per channel, and one image with a map of
+1×1 has no more. To train another network with single images, write ``micro_size=1``."""
 SMALLEST_PART = 8
 """An automatic micro-batch has at least 1/8 of the images of the largest one. Global batch 514 would otherwise take 257
 micro-batches of two images: slow, and with statistics of BatchNorm that are mostly noise."""
@@ -54,10 +54,10 @@ class ModelConfig(Section, prefix="model."):
     again in the backward pass: less memory for about a third more time (Chen et al. 2016)."""
     compile: str = "off"
     """``on``: training's forward and backward pass through ``torch.compile``; ``auto``: one GPU replays its step as a
-    CUDA graph where that can be (``loop/replayed_step.py``)."""
+    CUDA graph, if possible (``loop/replayed_step.py``)."""
     find_unused_parameters: bool = False
-    """Several workers: DDP looks in each step for parameters that got no gradient, as of layers that are left out at
-    random, and goes on without them. Costs time. Without it, a step must give each parameter a gradient."""
+    """Several workers: DDP looks in each step for parameters without a gradient, e.g. of layers that are left out at
+    random, and continues without them. This costs time. Without it, a step must give each parameter a gradient."""
     parallel: str = "ddp"
     """Several workers: ``ddp``, each has the whole network; ``fsdp2``, each keeps a part of the weights, gradients and
     optimiser state (``fully_shard``). One worker has it whole in any case."""
@@ -103,7 +103,7 @@ class BatchConfig(Section, prefix="batch."):
     """Images a forward pass on one worker, also the ghost batch of BatchNorm; 0 = the largest divisor of the worker's
     share that is at most ``max_micro_size``; it must be at least 2, and not much smaller than that bound."""
     max_micro_size: int = DEFAULT_MICRO_SIZE
-    """Bound for the automatic micro-batch. What does not fit into the device's memory is halved (``oom_retry``)."""
+    """Bound for the automatic micro-batch. One that does not fit into the device's memory is halved (``oom_retry``)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -245,7 +245,7 @@ class ScheduleConfig(Section, prefix="schedule."):
     name: str = "cosine"
     warmup_epochs: float = 0.0
     warmup_steps: int = 0
-    """In place of ``warmup_epochs``; 0 = those."""
+    """Replaces ``warmup_epochs``, if it is not 0."""
     warmup_start_factor: float = 0.0
     """Learning rate before the first step, as a part of the peak."""
     end_lr_factor: float = 0.0

@@ -44,7 +44,7 @@ RUNTIME_KEYS = (
     "data.loader.workers",
     "data.loader.pin_memory",
 )
-"""How fast a run is, not what it computes: it may resume with others."""
+"""Keys that change the speed of a run, not its result: it may resume with other values."""
 
 SCHEMA_VERSION = 4
 LOSSES = ("cross_entropy", "bce")
@@ -79,7 +79,7 @@ class TrainConfig(Section):
     precise_bn_images: int = 2048
     """At most this many training images for it, and a quarter of a small data set (`precise_bn.images_of`)."""
     validate_every: int = 1
-    """Validate after each so many epochs, and after the last one. Not in a search, which needs each epoch's value."""
+    """Validate every so many epochs, and after the last one. A search needs each epoch's value: there it must be 1."""
     noise_scale: bool = True
     """Measure the gradient noise scale, with one or two passes over the gradients in each step."""
     bf16_gradients: bool = False
@@ -135,7 +135,7 @@ class TrainConfig(Section):
             self.batch.split(workers)
 
     def to_dict(self) -> Nested:
-        """Nested plain values, with the schema's version. Of a whole training function only the keys that it has."""
+        """Nested plain values, with the schema's version. For a whole training function, only the keys that it uses."""
         values = {"schema_version": SCHEMA_VERSION, **_plain(dataclasses.asdict(self))}
         if self.trainable.name:
             return {key: values[key] for key in ("schema_version", "epochs", "seed", "trainable")}
@@ -147,9 +147,9 @@ class TrainConfig(Section):
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def outcome_json(self) -> str:
-        """The configuration with each of ``RUNTIME_KEYS`` at its default: equal where runs may resume each other.
+        """The configuration with each of ``RUNTIME_KEYS`` at its default: equal if runs may resume each other.
 
-        Only what is not the default, so that a key that comes later leaves it as it is: its hash names folders.
+        It holds only values that are not the default, so that a new key does not change it: its hash names folders.
         """
         defaults = TrainConfig()
         values = self.replace_keys({key: value_at(defaults, key) for key in RUNTIME_KEYS}).to_dict()
@@ -240,7 +240,7 @@ def _fields(cls: type, values: object, prefix: str) -> dict[str, Any]:
 
 
 def _changed(values: Nested, defaults: Nested) -> Nested:
-    """What of ``values`` differs from ``defaults``, also within sections."""
+    """The part of ``values`` that differs from ``defaults``, also within sections."""
     return {
         key: _changed(value, defaults[key]) if isinstance(value, dict) else value
         for key, value in values.items()

@@ -1,11 +1,10 @@
 """Which images a run sees, from ``data.name`` and ``--data`` to the images themselves.
 
-``describe_data_set`` says what they are, ``open_data``, which alone loads torch, opens them.
+``describe_data_set`` says what they are. ``open_data`` opens them; only this loads torch.
 
-A *batch* is ``(images, labels)`` on the CPU: float32 ``[N, 3, H, W]``, normalised, and int64 ``[N]``; of a data set
-of the user's own it is what that set gives.
-Which images make which batch is decided in ``sampling.py`` from seed and epoch alone; ``source.py``
-turns that into batches; ``sets/`` and ``packed/`` hold the images.
+A *batch* is ``(images, labels)`` on the CPU: float32 ``[N, 3, H, W]``, normalised, and int64 ``[N]``. A data set of the
+user's own makes its own batches. ``sampling.py`` decides from seed and epoch alone which images make which batch;
+``source.py`` turns that into batches; ``sets/`` and ``packed/`` hold the images.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def folder_path(name: str) -> str:
 
 @dataclass(frozen=True)
 class Looked:
-    """A data set that was looked at: what it is and, of an image folder, its images."""
+    """A data set that was looked at: its facts and, for an image folder, its list of images."""
 
     info: DataInfo
     scan: FolderScan | None
@@ -104,11 +103,11 @@ def describe_data_set(config: DataConfig, *, open_some: bool = False) -> DataInf
 def look(config: DataConfig, *, open_some: bool = False, scan: FolderScan | None = None) -> Looked:
     """Look at a data set, so that a plan can refuse it early.
 
-    With ``open_some`` a few images are opened too, so that files that are none are met before a run starts; here,
-    because listing a large folder a second time may take minutes on a shared file system.
+    With ``open_some`` a few images are opened, too, so that files that are no images are found before a run starts.
+    This happens here, because listing a large folder a second time may take minutes on a shared file system.
 
     Args:
-        scan: of this folder, where it was listed before. One of another folder or division is passed over.
+        scan: the list of this folder's images, if it exists already. A list of another folder or division is ignored.
 
     Raises:
         ConfigError: an unknown name, a path without a complete image folder, a file that is no image; a function of
@@ -191,7 +190,7 @@ def _info_of_images(
 
 
 def check_stage(folder: str | None, info: DataInfo) -> None:
-    """Raise ConfigError where ``--stage`` names no folder or has nothing to copy; of its room each node knows alone."""
+    """Raise ConfigError if ``--stage`` names no folder or has nothing to copy. Only each node can check its room."""
     if folder is None or folder == NO_STAGE:
         return
     if not folder.startswith(("/", "~", "$")):
@@ -214,9 +213,9 @@ def open_data(
     """The data set itself; imports torch. Raises ConfigError as ``describe_data_set`` does.
 
     Args:
-        stage_folder: where this node keeps a copy of a packed set, see ``stage.py``; a node that cannot reads the
-            set itself and says so.
-        note: is told so, and why decoded images are not kept on the device.
+        stage_folder: where this node keeps a copy of a packed set, see ``stage.py``. A node that cannot keep one reads
+            the set itself.
+        note: gets the reasons why there is no copy, or why decoded images are not kept on the device.
         scan: see ``look``.
         device: where the model is, so that images may be kept there (``device_source.py``); None: nothing trains.
     """
@@ -243,7 +242,7 @@ def open_data(
 
 
 def stage_ahead(config: DataConfig, stage_folder: str | None) -> None:
-    """Copy the data that ``open_data`` will ask for. Errors are ignored here: ``open_data`` meets and reports them."""
+    """Copy the data that ``open_data`` will need. Errors are ignored here, because ``open_data`` reports them."""
     with contextlib.suppress(ConfigError):
         path = None if config.name == "digits" or is_own(config.name) else folder_path(config.name)
         if path is not None and is_packed(path):
@@ -251,14 +250,14 @@ def stage_ahead(config: DataConfig, stage_folder: str | None) -> None:
 
 
 def _staged(path: str, stage_folder: str | None, note: Callable[[str], None]) -> str:
-    """The folder to read: this node's copy of a packed set, or the set itself, which ``note`` is told."""
+    """The folder to read: this node's copy of a packed set, or, with a ``note``, the set itself."""
     if stage_folder is None or stage_folder == NO_STAGE:
         return path
     from bigbatch.train_loop.data.packed.stage import StageError, stage_packed_set
 
     try:
         return stage_packed_set(path, stage_folder)
-    except StageError as error:  # of this node alone; where images are read from changes no result
+    except StageError as error:  # only on this node, and the place of the images changes no result
         note(f"{error} Reading {path} itself.")
         return path
 
@@ -297,7 +296,7 @@ def _refuse_crop_keys(config: DataConfig, what_is_done: str) -> None:
 
 
 def _check_classes(names: Sequence[str], path: str) -> None:
-    """Raise ConfigError for images that may be packed, but in which nothing is to be told apart."""
+    """Raise ConfigError for images of a single class: they may be packed, but training needs two classes."""
     if len(names) < 2:
         raise ConfigError(
             f"training needs at least 2 classes; got {len(names)} in {path!r}. "

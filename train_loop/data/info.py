@@ -33,12 +33,12 @@ class DataInfo:
     stem: str
     """What ``model.stem=auto`` means here."""
     val_image_size: int = 0
-    """Of validation, if they differ; else 0."""
+    """Pixels a side in validation, if they differ; else 0."""
     holdout_size: int = 0
     """Further validation images, whose accuracy is ``holdout_top1``: see ``data.holdout``."""
 
     input_shape: tuple[int, ...] = ()
-    """Of the first item's inputs, where a data set of the user's own gives one tensor; else empty."""
+    """Shape of the first item's inputs, if a data set of the user's own gives one tensor; else empty."""
     are_classes: bool = True
     """Whether targets are classes, ``[N]`` whole numbers, so that top-1 can be counted."""
     largest_side: int = 0
@@ -47,9 +47,9 @@ class DataInfo:
     """A digest of what the images are: of an image folder all their names, of a packed set its shards' checksums.
     Empty: not known."""
     some_bytes: tuple[int, ...] = ()
-    """Bytes of a few images of a folder that was looked at for a plan: other images may have the same names."""
+    """Sizes in bytes of a few images of a folder, for a plan: other images may have the same names."""
     notes: tuple[str, ...] = ()
-    """Of an image folder: which files and folders are left out, and what validates if not val/."""
+    """For an image folder: which files and folders are left out, and which part validates if not val/."""
 
     def with_holdout(self, part: float) -> DataInfo:
         """This data set with its validation images divided: ``part`` of them report and make no choice.

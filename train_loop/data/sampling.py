@@ -1,7 +1,7 @@
 """Which images make which batch: pure functions of seed, epoch and rank, without torch and without state.
 
-Whatever is random comes from a generator of its own, made from (seed, epoch, what it is for), so a
-run that resumes, or is cut over other workers, meets the same images in the same order.
+Each random choice has its own generator, made from (seed, epoch, purpose). So a run that resumes, or that has another
+number of workers, sees the same images in the same order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Indices = npt.NDArray[np.int64]
 ORDER = 0
 AUGMENTATION = 1
 MIXING = 2
-# Any number, but the same for ever: another one would mix held-out images with those that choose.
+# Any number, but never change it: another one would mix held-out images with those that choose.
 HOLDOUT_SEED = 27
 
 
@@ -31,9 +31,9 @@ def generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
 def train_order(size: int, seed: int, epoch: int, repeats: int = 1) -> Indices:
     """The shuffle of an epoch: its training images in their order, ``[size]``, a permutation.
 
-    With repeated augmentation (Hoffer et al. 2020; Berman et al. 2019, §3) the first ``size`` entries of the
-    permutation with each image ``repeats`` times in a row, as timm's ``RepeatAugSampler``: an epoch has as many
-    entries as ever, of ``ceil(size / repeats)`` different images. Copy c of image i is ``i + c·size``: the copies
+    With repeated augmentation (Hoffer et al. 2020; Berman et al. 2019, §3) each image stands ``repeats`` times in a
+    row in the permutation, and its first ``size`` entries are used, as in timm's ``RepeatAugSampler``. So the number of
+    entries is the same, of ``ceil(size / repeats)`` different images. Copy c of image i is ``i + c·size``: the copies
     differ in their draws of augmentation.
     """
     order = generator(seed, epoch, ORDER).permutation(size)
@@ -61,9 +61,9 @@ def train_micro_batches(
 ) -> Iterator[list[Indices]]:
     """A rank's micro-batches of an epoch: per optimizer step ``accumulation_steps`` × ``[micro_size]``.
 
-    Step s takes entries ``[s·B, (s+1)·B)`` of ``train_order``; what is left at the end is dropped, or makes a smaller
-    step (``last_micro_size``). A step's micro-batch j is accumulation step ``j // workers`` of rank ``j % workers``:
-    one worker with two accumulation steps sees the very micro-batches of two workers with one.
+    Step s takes entries ``[s·B, (s+1)·B)`` of ``train_order``; the rest at the end is dropped, or makes a smaller step
+    (``last_micro_size``). A step's micro-batch j is accumulation step ``j // workers`` of rank ``j % workers``: one
+    worker with two accumulation steps sees the same micro-batches as two workers with one.
 
     Copies of an image (``repeats``) lie side by side, hence in one step; its entries are dealt to the micro-batches
     in turn, so that BatchNorm sees different images where there are as many micro-batches as copies (timm deals
@@ -81,7 +81,7 @@ def train_micro_batches(
 
 
 def val_batches(size: int, batch_size: int, rank: int, workers: int) -> list[Indices]:
-    """A rank's share of the validation set: every image on one rank once, shares that differ by one at most.
+    """A rank's share of the validation set: each image is on one rank, once; shares differ by at most one image.
 
     The last batch may be shorter, and a rank may have one batch less than another, or none.
     """
@@ -90,7 +90,7 @@ def val_batches(size: int, batch_size: int, rank: int, workers: int) -> list[Ind
 
 
 def holdout_rows(labels: Indices, count: int) -> tuple[Indices, Indices]:
-    """The validation images that choose among configurations and those, ``count`` of them, that report; each rising.
+    """Rows of the validation images that choose among configurations, and of ``count`` that only report; each rising.
 
     The best of many configurations is chosen by its value, so a part of that value is luck with these images. Images
     that took no part in the choice do not have this luck (Cawley and Talbot 2010, §5).
@@ -119,8 +119,8 @@ def bn_batches(
     """A rank's training images for BatchNorm statistics, in micro-batches as in training.
 
     The first ``count_images`` of the epoch's order without repeats (or all, if fewer), cut into micro-batches that go
-    to the ranks in turn. The ragged end is dropped, for a smaller batch has other statistics; where
-    there is no whole micro-batch, one takes all there is. A rank may have none.
+    to the ranks in turn. A smaller last one is dropped, because it has other statistics. If there is no whole
+    micro-batch, one takes all images. A rank may have none.
     """
     chosen = train_order(size, seed, epoch)[:count_images]
     whole = max(len(chosen) // micro_size, 1)

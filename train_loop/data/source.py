@@ -14,8 +14,8 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.plugins.nested import Nested
 
 Batch = tuple[Nested, Nested]
-"""Inputs and targets, on the CPU. Images are float32 ``[N, 3, H, W]`` normalised, or what ``DataSource.finish`` makes
-that of; their labels int64 ``[N]``. A data set of the user's own gives any tensors, see ``nested``."""
+"""Inputs and targets, on the CPU. Images are float32 ``[N, 3, H, W]``, normalised, or the input of
+``DataSource.finish``; labels are int64 ``[N]``. A data set of the user's own gives any tensors, see ``nested``."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Epoch:
 
 
 class Step:
-    """The micro-batches of one optimizer step, to be gone through once: the next is fetched when it is asked for.
+    """The micro-batches of one optimizer step, for one iteration: each is fetched when it is asked for.
 
-    So a device computes with one while the next is fetched, and as few slots of the loader are held as can be.
+    So a device computes with one while the next is fetched, and few slots of the loader are held.
     """
 
     def __init__(self, count: int, batches: Iterator[Batch]) -> None:
@@ -37,7 +37,7 @@ class Step:
         self._given = 0
 
     def __len__(self) -> int:
-        """Of the whole step, whatever was fetched of it."""
+        """The number of micro-batches of the whole step, fetched or not."""
         return self._count
 
     def __iter__(self) -> Iterator[Batch]:
@@ -58,7 +58,7 @@ class DataSource(ABC):
     """A data set that is open. A data set of another kind implements ``read_train`` and ``read_val``."""
 
     def __init__(self, info: DataInfo, repeats: int = 1) -> None:
-        """With ``repeats`` above 1 an index of ``read_train`` is of a copy, see ``sampling.train_order``."""
+        """With ``repeats`` above 1, an index of ``read_train`` names a copy, see ``sampling.train_order``."""
         self.info, self._repeats = info, repeats
 
     @abstractmethod
@@ -77,9 +77,9 @@ class DataSource(ABC):
         """The classes of all validation images, int64 ``[N]``, for ``data.holdout``."""
 
     def finish(self, images: Nested) -> Nested:
-        """A batch's images, on the device by now, as the model takes them: float32 ``[N, 3, H, W]``, normalised.
+        """A batch's images, already on the device, as the model takes them: float32 ``[N, 3, H, W]``, normalised.
 
-        Sources that read bytes send them as they are, a quarter of the size, and normalise here.
+        Sources that read bytes send the bytes, a quarter of the size, and normalise here.
         """
         return images
 
@@ -96,9 +96,9 @@ class DataSource(ABC):
     ) -> Iterator[Step]:
         """For each optimizer step from ``start_step`` on, this rank's ``accumulation_steps`` micro-batches.
 
-        A micro-batch is fetched when the step is asked for it. What is left of a step is passed over when the next
-        step is asked for. The images that do not fill a global batch are dropped, or make a smaller step; the order
-        of an epoch is a function of (seed, epoch). See ``sampling.train_micro_batches``.
+        A micro-batch is fetched when the step is asked for it. Unused micro-batches of a step are skipped when the next
+        step is asked for. Images that do not fill a global batch are dropped, or make a smaller step; the order of an
+        epoch is a function of (seed, epoch). See ``sampling.train_micro_batches``.
         """
         size = self.info.train_size
         steps = list(
@@ -109,7 +109,7 @@ class DataSource(ABC):
             step = Step(count, read)
             yield step
             step.pass_over_rest()
-        for _ in read:  # read to the end: what reads is free again
+        for _ in read:  # read to the end, so that the reader is free again
             raise RuntimeError(f"a source must bring one batch for each that was asked; got more than {len(steps)}")
 
     def train_batches(
@@ -125,7 +125,7 @@ class DataSource(ABC):
         return self.read_val(batches if self._val_parts is None else [self._val_parts[0][batch] for batch in batches])
 
     def holdout_batches(self, batch_size: int, rank: int, workers: int) -> Iterator[Batch]:
-        """The same of the validation images that report: none without ``data.holdout``."""
+        """The same for the validation images that only report: none without ``data.holdout``."""
         batches = sampling.val_batches(self.info.holdout_size, batch_size, rank, workers)
         return self.read_val([] if self._val_parts is None else [self._val_parts[1][batch] for batch in batches])
 

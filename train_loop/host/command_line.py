@@ -1,4 +1,4 @@
-"""What several command lines share: checks, whose error is one line, options, and the line of progress."""
+"""Shared parts of several command lines: checks with one-line errors, options, and the progress line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE_BEGINS = b"<!doctype html"
 def check_writable(option: str, folder: Path) -> None:
     """Raise ConfigError, naming ``option``, unless ``folder`` is writable or can be made."""
     try:
-        # A link that leads nowhere is there, and no folder can take its place.
+        # A broken link exists, too, and no folder can be made in its place.
         parent = next(p for p in (folder, *folder.parents) if p.is_symlink() or p.exists())
         possible = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
         reason = f"{str(parent)!r} cannot"
@@ -30,14 +30,14 @@ def check_writable(option: str, folder: Path) -> None:
 
 
 def check_page(option: str, path: Path) -> None:
-    """Raise ConfigError, naming ``option``, if a page at ``path`` would replace a file that is none.
+    """Raise ConfigError, naming ``option``, if a page at ``path`` would replace a file that is not a page.
 
-    A slip of the hand must not cost a study.json or a journal: nobody else has a copy of them.
+    A typing error must not destroy a study.json or a journal: there is no other copy of them.
     """
     try:
         with path.open("rb") as file:
             begins = file.read(len(PAGE_BEGINS))
-    except OSError:  # there is nothing yet, or whoever writes will say why that cannot be
+    except OSError:  # there is no file yet, or the writer will report why it cannot write
         return
     if begins and begins.lower() != PAGE_BEGINS:
         raise ConfigError(

@@ -1,6 +1,6 @@
 """Measure what a worker's GPU uses: energy and utilization.
 
-NVML tells of it (the optional package ``nvidia-ml-py``).
+NVML (the optional package ``nvidia-ml-py``) reports them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 
 class GpuCounters:
-    """What NVML tells of one GPU. What it does not tell is not a number.
+    """What NVML reports of one GPU; NaN for values that it does not report.
 
     The energy is that of the GPU's own counter (Volta and newer), in millijoules since the driver was loaded.
 
     Args:
         nvml: the module ``pynvml``, initialized.
-        handle: of the GPU.
+        handle: NVML's handle of the GPU.
     """
 
     def __init__(self, nvml: Any, handle: object) -> None:
@@ -66,7 +66,7 @@ SAMPLE_S = 5.0
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """What one worker has used in a time. Not a number: not measured."""
+    """What one worker has used in a period. NaN: not measured."""
 
     gpu_energy_j: float
     gpu_utilization: float
@@ -74,16 +74,16 @@ class DeviceUse:
 
     @property
     def idle_part(self) -> float:
-        """For the maximum over the workers: 2 where it was not measured."""
+        """1 − ``gpu_utilization``, for the maximum over the workers; 2 if it was not measured."""
         return 2.0 if math.isnan(self.gpu_utilization) else 1.0 - self.gpu_utilization
 
 
 class UseMeter:
-    """Measures while it is entered. Without anything to measure it starts no thread.
+    """Measures within its ``with`` block. Without a GPU to measure it starts no thread.
 
     Args:
-        gpu: this worker's; None: it cannot be measured.
-        gpu_part: the part of its GPU's energy that this worker counts: the trials that share a GPU count it once.
+        gpu: this worker's GPU; None: it cannot be measured.
+        gpu_part: the part of its GPU's energy that this worker counts: trials that share a GPU count it once in all.
     """
 
     def __init__(self, gpu: GpuCounters | None = None, *, gpu_part: float = 1.0) -> None:

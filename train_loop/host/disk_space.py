@@ -19,9 +19,9 @@ QUOTA, FULL = errno.EDQUOT, errno.ENOSPC
 NO_ROOM = "no room for a checkpoint"
 """A worker's report of a full disk begins with these words. The driver recognizes it by them."""
 _WORDS = {QUOTA: "quota exceeded", FULL: "no space left", errno.EROFS: "read-only file system"}
-"""Words that libraries keep of such an error when they drop its number."""
+"""Words that remain of such an error if a library drops its number."""
 _LOST = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
-"""What writes meet in a folder that could be written before: changed permissions, a lost file server or ticket."""
+"""Errors of writes in a folder that was writable before: changed permissions, a lost file server or ticket."""
 _ALMOST_NOTHING = 1 << 16
 
 
@@ -29,7 +29,7 @@ class LogFile(logging.FileHandler):
     """A log file that leaves out lines when the disk is full. ``logging`` would print a traceback for each."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Print the traceback of a failed line; but not for a full disk: others say that."""
+        """Print the traceback of a failed line; but not for a full disk, which other code reports."""
         if full_errno(sys.exc_info()[1]) is None:
             super().handleError(record)
 

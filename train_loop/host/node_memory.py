@@ -6,8 +6,7 @@ import errno
 from pathlib import Path
 
 NODE_MEMORY_FIX = "Use fewer loader processes (--set data.loader.workers=1), or ask for more memory (Slurm: --mem)"
-"""What helps when the memory of a node is full. A smaller micro-batch does not: it is the device's memory that it
-needs."""
+"""What helps when the memory of a node is full. A smaller micro-batch does not help: it saves the device's memory."""
 _WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 """How torch says that the host's memory is full."""
 _OWN_CGROUP = Path("/proc/self/cgroup")
@@ -22,7 +21,7 @@ def is_node_memory_full(error: BaseException) -> bool:
 
 def count_memory_kills(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = _OWN_CGROUP) -> int:
     """How many processes of this job, or of this control group outside a job, the kernel has ended on this node because
-    their memory was full. 0 where the kernel does not say.
+    their memory was full. 0 if the kernel does not report it.
 
     From ``memory.events`` (version 2 of control groups) or ``memory.oom_control`` (version 1). A group's number counts
     the groups in it; Slurm sets limits for the job, its steps and its tasks.

@@ -1,9 +1,9 @@
-"""A folder that one process of a node makes and the others of the node read: whole under its name, or not there.
+"""A folder that one process of a node makes and the node's others read. Under its name it is complete, or not there.
 
     TARGET/        what was made
     TARGET.lock    held shared by those who read it, alone by the one who makes it
 
-TARGET is ``.partial`` until it is whole, and what a killed process left of it is made anew. No torch here.
+Until TARGET is complete, its name ends in ``.partial``. What a killed process left is made anew. No torch here.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ class OnceANode:
 
     target: Path
     others: str
-    """The beginning of the names, in the same folder, of those that this one takes the place of: they are removed
-    unless somebody reads them."""
+    """Prefix of the names of folders beside this one that it replaces: they are removed unless a process reads them."""
     is_whole: Callable[[Path], bool]
     make: Callable[[Path], None]
     """Fills a new folder."""
     work: str
-    """What the process does that others wait for, e.g. ``stages``; empty: they say nothing."""
+    """The verb in the message of processes that wait, e.g. ``stages``; empty: no message."""
 
     def hold(self, *, keep: bool) -> None:
         """Make the folder unless it is there, and keep others from removing it while this process lives.
@@ -81,10 +80,10 @@ class OnceANode:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _lock(self) -> IO[str]:
-        """Shared if the folder is whole, else exclusive, after the process that makes it. It ends with its process.
+        """Lock the folder: shared if it is complete, else exclusive. The lock ends with this process.
 
-        It asks again and again: a process that waited in the kernel for the exclusive lock would not see that another
-        one made the folder meanwhile, and holds it shared for as long as it lives.
+        It asks again and again: a process that waited in the kernel for the exclusive lock would not notice that
+        another process has made the folder meanwhile, and holds a shared lock until its end.
         """
         path = Path(f"{self.target}.lock")
         waits, said = random.Random(), not self.work  # not the global generator, which is the user's
@@ -100,7 +99,7 @@ class OnceANode:
                 if not said:
                     print(f"waiting for the process that {self.work} {self.target}", file=sys.stderr, flush=True)
                 said = True
-                time.sleep(waits.uniform(0.05, 0.15))  # two that ask at once ask apart the next time
+                time.sleep(waits.uniform(0.05, 0.15))  # random, so that two processes do not ask at the same time again
             except OSError:
                 lock.close()
                 path.unlink(missing_ok=True)

@@ -131,13 +131,13 @@ def stay_near(gpu: str, cores: int, env: Mapping[str, str] = os.environ, sysfs: 
 def near_cores(gpu: str, cores: int, allowed: Set[int], sysfs: Path = Path("/sys")) -> set[int]:
     """The part of ``allowed`` that is on the GPU's NUMA node, divided among all GPUs there: each has its own cores.
 
-    Empty where nothing is gained, or something lost: the cores are on one node already, as where Slurm has bound them,
-    or this part has fewer than the worker was given. Threads of one core stay together.
+    Empty if this gains nothing, because the cores are on one node already (e.g. Slurm has bound them), or loses
+    something, because the part has fewer cores than the worker was given. Threads of one core stay together.
 
     Args:
         gpu: its PCI address, such as ``0000:dc:00.0``.
         cores: how many the worker was given.
-        allowed: those that this process may use; the result has no other.
+        allowed: the cores that this process may use; the result has no others.
     """
     devices = sysfs / "bus/pci/devices"
     place = _facts(devices / gpu)

@@ -1,7 +1,7 @@
 """Checks of a run before anything expensive starts: its components, its folder, and the room for its results.
 
-The folder can be written, and holds no other run. The most bytes and inodes that a run and a study write are worked out
-here; of ResNets without torch.
+The folder must be writable, and hold no other run. This file also estimates the most bytes and inodes that a run and a
+study write; for ResNets it needs no torch.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ OWN_CODE_FILE = "own_code.json"
 
 
 def write_own_code(output: Path, config: TrainConfig) -> None:
-    """Note the users' files as they are now; nothing without any."""
+    """Write the fingerprints of the users' files as they are now; without such files, write nothing."""
     if words := own_words(config):
         write_json(output / OWN_CODE_FILE, code_fingerprints(words.values()), indent=2)
 
 
 def check_output(output: Path, config: TrainConfig, accept_changed_code: bool = False) -> Path:
-    """The folder. Raises ConfigError if it cannot be written, or holds another run, or one of other code."""
+    """Return the folder. Raises ConfigError if it cannot be written, or holds another run, or a run of other code."""
     check_writable("--output", output)
     check_writable("--output", output / "checkpoints")  # of an earlier run
     stored = output / "config.json"

@@ -162,7 +162,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
         check_workers_fit_machine(workers)
     if not args.checkpoint_every_s >= 0:
         raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
-    # Without keys that change no result: a run that is repeated with more loader processes goes on in the same folder.
+    # The digest leaves out keys that change no result: with more loader processes a run resumes in the same folder.
     digest = hashlib.sha256(config.outcome_json().encode()).hexdigest()[:8]
     output = Path(args.output) if args.output else Path("runs", "train", f"{source}-{digest}")
     output = output.absolute() if profile else check_output(output.absolute(), config, args.accept_changed_code)
@@ -182,9 +182,9 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
 
 
 def look_together(data: DataConfig, launch: Launch | None) -> tuple[DataInfo, FolderScan | None, Meeting | None]:
-    """What the data set is, seen by rank 0 and told to all ranks, so that a large folder is listed once.
+    """The facts of the data set. Rank 0 finds them for all ranks, so that a large folder is listed once.
 
-    Of an image folder rank 0 also gets the images. Raises ConfigError on all ranks alike.
+    Rank 0 also gets the list of an image folder's images. Raises the same ConfigError on all ranks.
     """
     if launch is None or launch.world_size == 1:
         looked = look(data, open_some=True)
@@ -213,7 +213,7 @@ def train_without_ray(task: RunPlan, launch: Launch, tracker: Tracker | None) ->
             say_from_handler(SAVING)
 
     with joined_ranks(launch, task.config.data, task.stage_folder, task.meeting) as device:
-        # If a rank fails, torchrun ends the others with SIGTERM, which is therefore no request.
+        # If a rank fails, torchrun ends the others with SIGTERM. So SIGTERM is no request to save and stop.
         stops = STOP_SIGNALS if launch.by == "srun" else (signal.SIGINT,)
         signals = StopSignals(asked, stops, also_ignored=True, same_signal_s=SAME_SIGNAL_S)
         signals.take()
@@ -275,7 +275,7 @@ def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:
 
 
 def measures_only(task: RunPlan) -> bool:
-    """Measure, if that was asked for in place of training. Returns whether it was."""
+    """Measure instead of training, if the command asks for it. Returns whether it does."""
     if task.profile is not None:
         from bigbatch.train_loop.launch.profile import print_profile
 
@@ -350,7 +350,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return _say(f"{prog}: failed: {error}", 1, speaks)
     except OSError as error:
         number = full_errno(error)
-        # Before there is a plan it is no folder of ours that is full.
+        # Before there is a plan, the full folder is not one of ours.
         if number is None or "task" not in locals():
             raise
         line = str(error) if isinstance(error, DiskFull) else describe_full_disk(number, task.output)

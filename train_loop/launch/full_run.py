@@ -37,7 +37,7 @@ from bigbatch.train_loop.progress import progress_file
 from bigbatch.train_loop.reporter import EpochRecord, Tracker
 
 LEAVE_S = 5.0
-"""How long Ray Train's calls of this process get to end before Ray is shut down."""
+"""Seconds that this process waits for its calls of Ray Train to end before it shuts Ray down."""
 RECORDS_FILE = "records.jsonl"
 WORKER_RESTARTS = 3
 """How often a full run starts its workers again after one of them died."""
@@ -55,8 +55,8 @@ def fit_full_run(
 ) -> tuple[EpochRecord, ...]:
     """A full run under Ray Train on this machine. Prints a line for each epoch. Resumes from ``output``.
 
-    Returns the records of all epochs, with those from before a resume. ``scan``: as for ``train``. ``tracker`` hears
-    of epochs.
+    Returns the records of all epochs, including those before a resume. ``scan``: as for ``train``. ``tracker`` gets
+    each epoch's record.
 
     Raises:
         ConfigError: anything that ``train`` refuses.
@@ -111,7 +111,7 @@ def _ask_to_stop(stop_file: Path) -> None:
 def _fit_until_stopped(task: TrialTask, signals: StopSignals, tracker: Tracker | None) -> WorkersEnd:
     """Run the trainer in a thread, so that signals reach us: Ray's handler would exit with code 0."""
     ends: list[WorkersEnd | Exception] = []
-    # Python 3.11 takes a thread whose join() a signal has interrupted for ended: so this event says it.
+    # In Python 3.11 a thread counts as ended after a signal interrupted its join(). So an event says when it ends.
     leaving, ended = threading.Event(), threading.Event()
     kills = count_memory_kills()
 
@@ -150,7 +150,7 @@ ERRORS: Mapping[FailureKind | None, Callable[[str], Exception]] = {
 
 
 def _error_of(end: WorkersEnd) -> Exception:
-    """What the command says of a run that cannot go on: the message without worker and class, if the class is ours."""
+    """The error that the command prints for a failed run. Its message lacks worker and class, if the class is ours."""
     failure = end.failure or ""
     if end.kind not in ERRORS:
         return LostPeerError(f"{failure.rstrip('.')}. A checkpoint is kept; repeat the command to resume")

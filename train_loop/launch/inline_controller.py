@@ -1,6 +1,6 @@
-"""Ray Train's controller and its workers in a process that is there already: why, says docs/decisions/002.
+"""Ray Train's controller and its workers in a process that exists already. docs/decisions/002 says why.
 
-Classes here go over Ray's own, whose private names they need: ``ray_internals.py`` says with which Ray.
+Classes here override Ray's own and use its private names: ``ray_internals.py`` says of which version of Ray.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def request_stop() -> None:
 
 
 class _InTrial:
-    """Over ``TrainController``: ends when the trial is stopped, and its workers with it."""
+    """Overrides ``TrainController``: it ends when the trial is stopped, together with its workers."""
 
     _worker_group: Any
 
@@ -42,14 +42,14 @@ class _InTrial:
 
 
 class _Borrowed:
-    """Over ``DefaultPlacementGroupHandle``: who made the group removes it; the workers only use it."""
+    """Overrides ``DefaultPlacementGroupHandle``: the maker of the group removes it; the workers only use it."""
 
     def shutdown(self) -> None:
         pass
 
 
 class _AsksForNothing:
-    """Over ``ScalingPolicy``: the workers have their place, so no autoscaler is asked for room for them.
+    """Overrides ``ScalingPolicy``: the workers have their place, so it asks no autoscaler for room.
 
     Ray would start an actor for that, before the first trial.
     """
@@ -62,7 +62,7 @@ class _AsksForNothing:
 
 
 class _Decides:
-    """Over ``DefaultFailurePolicy``, which counts failures: some end the run at once, and some are not counted."""
+    """Overrides ``DefaultFailurePolicy``, which counts failures: some end the run at once, and some do not count."""
 
     reuse: Reuse
 
@@ -79,7 +79,7 @@ class Place(NamedTuple):
     """The node of a worker."""
 
     node_id: str
-    """Ray's."""
+    """Ray's id of it."""
     host: str
 
 
@@ -93,7 +93,7 @@ def places() -> list[Place]:
 
 @dataclass
 class _Kept:
-    """Workers of a trial that ended well, and the actor at which they meet, for this process's next trial."""
+    """Workers of a trial that ended well, and the actor that synchronises them, for this process's next trial."""
 
     kind: object
     """The number of workers and the resources of each."""
@@ -111,7 +111,7 @@ class _Kept:
         for actor in (*(worker.actor for worker in self.workers), self.barrier):
             ray.kill(actor)
 
-    # `WorkerGroup` makes the actor by SynchronizationActor.options(…).remote(…): in its place it gets this one.
+    # `WorkerGroup` makes the actor by SynchronizationActor.options(…).remote(…). These two return the kept one instead.
 
     def options(self, **_: object) -> _Kept:
         return self
@@ -121,8 +121,8 @@ class _Kept:
 
 
 ANSWER_S = 10.0
-"""How long a worker may take to answer between two trials, and to leave one that Tune has stopped: it looks after a
-step, once a second. One that takes longer is ended."""
+"""Seconds that a worker may take to answer between two trials, or to leave a trial that Tune has stopped: it checks
+after a step, once a second. A slower worker is ended."""
 _kept: _Kept | None = None
 
 
@@ -138,21 +138,21 @@ class Reuse(NamedTuple):
     """Whether workers may train a next trial, and start again in this one."""
 
     may_serve_again: Callable[[object], bool]
-    """Of the value that a worker's function returned."""
+    """Takes the value that a worker's function returned."""
     drop_trial: Callable[[], bool]
-    """On each worker: lets the process leave its trial soon; whether it may serve again then."""
+    """Called on each worker: makes the process leave its trial soon. Returns whether it may serve again then."""
     between_trials: Callable[[], bool]
-    """On each worker: leaves nothing of the trial behind; whether the process may serve again."""
+    """Called on each worker: removes what the trial left behind. Returns whether the process may serve again."""
     start_again: Callable[[Exception], bool | None]
-    """Of what the workers met: whether new ones are started, whatever Ray has counted; None: as Ray decides."""
+    """Takes the workers' error. Returns whether new workers start, whatever Ray has counted; None: Ray decides."""
 
 
 class _KeepsWorkers:
-    """Over ``WorkerGroup``: its workers use the placement group of this process, in a trial Tune's, and those of a
-    trial that ended well train the next one in the same processes.
+    """Overrides ``WorkerGroup``: its workers use the placement group of this process, which in a trial is Tune's. After
+    a trial that ended well, the same processes train the next one.
 
-    So a next trial has Python, torch, CUDA's context and the placement at once. A process that failed or does not leave
-    a stopped trial soon is ended, with all of its group.
+    So the next trial has Python, torch, CUDA's context and the placement at once. If a process failed, or does not
+    leave a stopped trial soon, its whole group is ended.
     """
 
     _worker_group_context: Any
@@ -228,10 +228,10 @@ class _KeepsWorkers:
         return all(_answers([worker.execute_async(function) for worker in workers]) or [False])
 
     def _ended_well(self, workers: list[Any]) -> bool:
-        """Whether all returned in order, those of a trial that Tune has stopped after they were told to.
+        """Whether all workers returned normally. In a trial that Tune has stopped they are told to return first.
 
-        It asks the workers, not the group: the group's callbacks would report to Tune for a trial that has ended, which
-        waits for ever.
+        It asks the workers, not the group: the group's callbacks would report to Tune for a trial that has ended, and
+        wait for ever.
         """
         until = time.monotonic() + ANSWER_S
         if not self._all(workers, self.reuse.drop_trial):
@@ -259,7 +259,7 @@ def _answers(asked: list[Any]) -> list[Any] | None:
 
 
 class _WithoutActors:
-    """Over ``TorchTrainer``: its controller runs in the calling process."""
+    """Overrides ``TorchTrainer``: its controller runs in the calling process."""
 
     reuse: Reuse
 

@@ -35,7 +35,7 @@ def joined_ranks(
     gpus = local_gpu_count()
     device = torch.device("cuda", gpu_of(launch, gpus)) if gpus else torch.device("cpu")
     if gpus:
-        # Before the ranks join: what names no device takes the current one, which is GPU 0 for all ranks.
+        # Before the ranks join: code that names no device uses the current one, at first GPU 0 on all ranks.
         torch.cuda.set_device(device)
     if launch.world_size > 1:
         launch.announce()

@@ -55,7 +55,7 @@ def local_gpu_count() -> int:
         return 0
     import torch
 
-    # Not device_count alone: that one asks NVIDIA's driver, also where the driver is too old for this torch.
+    # device_count alone is not enough: it also counts GPUs whose driver is too old for this torch.
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if granted and not gpus:
         raise ConfigError(f"torch must be able to use the {granted} GPU(s) given here; got {why_no_gpu()}. {GPU_FIX}")
@@ -68,7 +68,7 @@ GPU_FIX = (
 
 
 def unused_gpus() -> str | None:
-    """A sentence where this machine has a GPU that torch cannot use; None elsewhere."""
+    """A sentence if this machine has a GPU that torch cannot use, else None."""
     if not accelerator_files() or local_gpu_count():
         return None
     return f"Training runs on the CPUs: torch can use no GPU here ({why_no_gpu()})."

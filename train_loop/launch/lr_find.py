@@ -40,7 +40,7 @@ class RangeTestResult:
     steepest: float
     """Rate at which the smoothed loss falls fastest with log(rate)."""
     minimum: float
-    """Rate at which it is lowest."""
+    """Rate at which the smoothed loss is lowest."""
     exploded_at: float | None
     """The rate that ended the test. None: the range ended first, and ``minimum`` is only a lower bound."""
 

@@ -23,7 +23,7 @@ KEYS = {"--model": "model.name", "--loss": "loss", "--optimizer": "optimizer.nam
 
 
 def add_source_options(p: OneLineParser) -> None:
-    """``--config`` and ``--recipe``, of which one is needed where no component of one's own is named."""
+    """``--config`` and ``--recipe``. One of them is needed unless a component is named."""
     which = p.add_mutually_exclusive_group()
     which.add_argument("--config", metavar="FILE", help="a search's best.json, its study's folder, or a TrainConfig")
     which.add_argument("--recipe", metavar="NAME", help="a published configuration: train_loop/recipes/NAME.json")
@@ -65,7 +65,7 @@ class ProfileOptions:
 
     steps: int
     trace_folder: Path | None
-    """Where torch's profiler writes a trace of further steps; None: it does not."""
+    """Where torch's profiler writes a trace of further steps; None: no trace."""
 
 
 def add_profile_options(parser: argparse.ArgumentParser) -> None:

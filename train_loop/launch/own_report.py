@@ -1,8 +1,8 @@
 """``report`` and ``resume`` of a whole training function: checks what the user's function reports, and passes it on.
 
-Its checkpoints are folders that the user fills, of which the newest survives any kill. A kept checkpoint is
+Its checkpoints are folders that the user fills. The newest one survives any kill. A kept checkpoint is
 ``epoch-00003/`` in the trial's folder: the user's files in ``files/``, and the epochs that were reported until then in
-``epochs.json``. It is written as ``unfinished/``, then renamed. So a folder with an epoch's name is always whole. A
+``epochs.json``. It is written as ``unfinished/``, then renamed. So a folder with an epoch's name is always complete. A
 folder of the user's own is copied first. Rank 0 alone calls ``begin`` and ``keep``. No torch here.
 """
 
@@ -39,7 +39,7 @@ class KeptFolder:
     path: Path
     """Where the user's files are."""
     history: tuple[dict[str, object], ...]
-    """The records of the epochs that were reported until then, the first one first."""
+    """The records of the epochs that were reported until then, oldest first."""
 
 
 class KeptFolders:
@@ -66,13 +66,13 @@ class KeptFolders:
     def keep(self, source: Path, history: Sequence[Mapping[str, object]]) -> None:
         """Keep the files in ``source`` as the newest checkpoint, and remove the one before.
 
-        Afterwards ``offered`` is there again, empty: functions ask for it once and write to it after each epoch.
+        Afterwards ``offered`` exists again, empty: functions ask for it once and write to it after each epoch.
 
         Args:
             source: ``offered``, or any other folder, which is copied. It may lie in ``offered``.
             history: the records until now, at least one.
 
-        Raises OSError. The checkpoint before then still exists.
+        Raises OSError; then the previous checkpoint still exists.
         """
         unfinished = self._folder / UNFINISHED
         if source != self.offered:
@@ -94,7 +94,7 @@ class KeptFolders:
             self.offered.mkdir(parents=True, exist_ok=True)
 
     def _kept(self) -> list[Path]:
-        """Folders with an epoch's name, the first epoch first."""
+        """Folders with an epoch's name, in the order of the epochs."""
         return sorted(path for path in self._folder.glob(f"{PREFIX}*") if path.is_dir())
 
 
@@ -108,10 +108,10 @@ class Report:
     """What a whole training function calls after each epoch, on every rank.
 
     Args:
-        epochs: of the whole run.
+        epochs: their number in the whole run.
         names: what each report must have; ``value=`` stands for the first one.
         folders: where its checkpoints are kept.
-        kept: the checkpoint from which the run goes on.
+        kept: the checkpoint from which the run resumes.
         world: the ranks. All meet in each report; what rank 0 reports counts.
         send: gets each record on every rank.
         stop_requested: whether the run is to stop, on any rank.
@@ -141,7 +141,7 @@ class Report:
         self.stopped = False
         """Whether the run was told to stop."""
         self.lost: Exception | None = None
-        """What a report met, if another process or node had ended. The function may catch it."""
+        """The error of a report, if another process or node had ended. The function may catch it."""
 
     @property
     def epoch(self) -> int:
@@ -168,14 +168,14 @@ class Report:
         """Report a finished epoch.
 
         Args:
-            epoch: 1-based, one more than in the report before, or than that of the checkpoint in ``resume``.
+            epoch: 1-based: one more than in the previous report, or than the epoch of the checkpoint in ``resume``.
             value: the objective, which may be given by its name instead: ``val_acc=`` with ``--objective val_acc:max``.
             checkpoint: a folder to keep, which is copied. Without it, ``checkpoint_folder`` is kept if it has files.
             metrics: further numbers by name.
 
         Raises:
-            TrainingStopped: the run is to stop. What this report keeps is safe; return, or let the exception pass.
-            ReportError: of an epoch out of order, a missing objective, a name that BigBatch measures itself.
+            TrainingStopped: the run must stop. What this report keeps is safe; return, or let the exception pass.
+            ReportError: an epoch is out of order, an objective is missing, or BigBatch measures a name itself.
         """
         if self.stopped:
             raise TrainingStopped(f"stopped after epoch {self.epoch}")

@@ -24,7 +24,7 @@ OPTION = "--trainable"
 
 
 class RecordSender(Protocol):
-    """What the function's records go through."""
+    """Takes the function's records."""
 
     def send(self, records: Sequence[Mapping[str, object]]) -> None:
         """Send records. Every rank calls it."""
@@ -75,7 +75,7 @@ def train_own(task: TrialTask, reporter: RecordSender, world: World, log: loggin
                 if not report.stopped and report.lost is None:
                     raise
                 log.info("the function ended after its report was stopped, or lost another process", exc_info=True)
-    if report.lost is not None:  # also where the function went on, or returned: it ends here, and goes on from there
+    if report.lost is not None:  # even if the function continued or returned: the run ends here, and resumes later
         raise report.lost
     if report.stopped:
         raise TrainingStopped(f"stopped after epoch {report.epoch}")
@@ -105,7 +105,7 @@ def _used(meter: UseMeter, world: World) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _disk_named(folder: Path) -> Iterator[None]:
-    """An exception of the function's that a full disk caused is no fault of the function."""
+    """Within the block, turn an error of the function that a full disk caused into DiskFull."""
     try:
         yield
     except OwnCodeError as error:

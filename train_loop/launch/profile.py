@@ -90,7 +90,7 @@ BOUNDS = {
     OTHER: "lies between the phases",
 }
 LEAST_BOUND = 0.1
-"""From this part of a step on it is named."""
+"""A phase is named if it takes at least this part of a step."""
 
 
 def profile_lines(p: StepProfile) -> list[str]:

@@ -1,9 +1,9 @@
 """The private names of Ray that this package uses.
 
-Ray renames such names without notice, and one may stay and mean something else. So only this file and
-``inline_controller.py`` touch them (a test looks), and only Ray ``TESTED`` is used.
+Ray may rename them, or change their meaning, without notice. So only this file and ``inline_controller.py`` use them (a
+test checks this), and only Ray ``TESTED`` is accepted.
 
-Importing this file does not load Ray, whose core reads the variables of its authentication when it is loaded.
+Importing this file does not load Ray: Ray's core reads the variables of its authentication when it is loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bigbatch.base import fork_server
 from bigbatch.train_loop.config import ConfigError
 
 DASHBOARD_FILE, DASHBOARD_NICENESS = "dashboard.py", 10
-"""Ray gives its processes for work 15."""
+"""Ray's worker processes have niceness 15."""
 LEAVE_S = 10.0
 TESTED = "2.60"
 """The Ray with which all of this was tested, as in ``pyproject.toml``."""
@@ -41,8 +41,8 @@ def check_ray() -> None:
 
 
 def read_variables_again() -> None:
-    """Let Ray's core in this process, if it is loaded already, take its settings and token from the variables as they
-    are now. It has read them when a user's file imported Ray."""
+    """Make Ray's core read its settings and token from the variables again, if this process has loaded it already: it
+    read them when a user's file imported Ray."""
     if "ray._raylet" in sys.modules:
         core: Any = importlib.import_module("ray._raylet")
         core.Config.initialize("")
@@ -67,8 +67,8 @@ def own_process_groups(forks: str = "") -> Iterator[None]:
     """Within the block, processes that Ray starts lead their own process groups, and SIGTERM keeps its handler.
 
     A terminal's Ctrl-C or hang-up, ``timeout`` and ``kill -- -PGID`` signal the whole group of the driver.
-    Ray's processes would die of it before trials have saved. They still end with the driver: the kernel signals them.
-    Ray's own handler would end the driver while Ray starts, which can take half a minute, as one that has crashed.
+    Otherwise Ray's processes would die before trials have saved. They still end with the driver: the kernel signals
+    them. Ray's own handler would end the driver like a crash while Ray starts, which can take half a minute.
 
     Args:
         forks: the socket of the server that starts them (``base/fork_server.py``); empty: Ray starts interpreters.
@@ -93,7 +93,7 @@ def own_process_groups(forks: str = "") -> Iterator[None]:
 
 
 class Dashboard:
-    """Ray's dashboard, which takes seconds to start. Ray itself starts the node when the dashboard answers."""
+    """Ray's dashboard, which takes seconds to start. By itself, Ray starts the node only when the dashboard answers."""
 
     def __init__(self) -> None:
         self.address: Future[str] = Future()
@@ -115,7 +115,7 @@ class Dashboard:
                     self.address.set_result(node.webui_url)
                 except Exception as error:
                     self.address.set_exception(error)
-            self._over.wait()  # with the thread that started it, the kernel ends a process of Ray's
+            self._over.wait()  # when the thread that started it ends, the kernel ends a process of Ray's
 
         def begin(node: Any, **how: Any) -> None:
             self._thread = threading.Thread(target=run, args=(node, how), daemon=True, name="dashboard")
@@ -130,7 +130,7 @@ class Dashboard:
     def leave(self, end: Callable[[], None]) -> None:
         """Before Ray ends: ``end()`` the dashboard's process if it does not answer yet, and wait for the thread.
 
-        It asks Ray's head. Where that is gone for a minute, Ray's core would end this process.
+        The thread asks Ray's head. If the head is gone for a minute, Ray's core would end this process.
         """
         if self._thread is None:
             return
@@ -171,7 +171,7 @@ def head_client(address: str) -> Any:
 
 
 def unstage(controller: Any, trial: Any) -> None:
-    """Take a trial that has no place yet from those for which Tune keeps processes.
+    """Remove a trial that has no place yet from the trials for which Tune keeps processes.
 
     ``TuneController.stop_trial`` does not do it.
     """
@@ -182,7 +182,7 @@ def unstage(controller: Any, trial: Any) -> None:
 
 @contextlib.contextmanager
 def memory_kills_as(error_of: Callable[[str], Exception]) -> Iterator[None]:
-    """Within the block, Tune hears ``error_of(message)`` where Ray ended a trial's process for lack of memory.
+    """Within the block, Tune gets ``error_of(message)`` if Ray ended a trial's process for lack of memory.
 
     Without this, Tune (Ray 2.60) would end the whole search.
     """
@@ -208,9 +208,8 @@ def memory_kills_as(error_of: Callable[[str], Exception]) -> Iterator[None]:
 def quick_start_of_trials() -> Iterator[None]:
     """Within the block, Tune starts trials in the environment of the job, and loads only what it uses.
 
-    Tune would give each trial the variables that it finds in the driver's environment, and so a process of its own:
-    the job has these variables already. It would load W&B to count for Ray's telemetry, which is off, who
-    uses them.
+    Tune would give each trial the driver's environment variables, which the job has already, and so start a new process
+    for each. It would also load W&B, only to count its users for Ray's telemetry, which is off.
     """
     import ray
     from ray.air._internal import usage
@@ -247,7 +246,8 @@ POLL_INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
 def poll_interval_s(workers: int) -> float:
     """Seconds between two polls of all workers of a run. A report waits for the next one.
 
-    0.1 s is 320 calls a second with 32 workers. More of them keep this number up to Ray's own interval, 2 s.
+    32 workers at 0.1 s make 320 calls a second. For more workers the interval grows, up to Ray's own 2 s, so that this
+    number stays.
     """
     return min(0.1 * max(workers / 32, 1.0), 2.0)
 

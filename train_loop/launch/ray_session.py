@@ -66,7 +66,7 @@ SEARCH_ENV = {
     "PYTHONSAFEPATH": "1",  # `python -c`, which starts spawned processes, must not look into the current folder
 }
 NO_METRICS = {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}
-"""Without Ray's three servers of metrics, which ask for no token. Two lack a switch, so they get an impossible port."""
+"""Turns off Ray's three metrics servers, which ask for no token. Two have no switch, so they get an impossible port."""
 OTHER_CLUSTER_VARIABLES = ("RAY_NAMESPACE", "RAY_TMPDIR", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_REDIS_ADDRESS")
 """Settings of another cluster of the user. Ray would apply them to this one."""
 
@@ -146,7 +146,7 @@ class LocalRay:
                 **SEARCH_ENV,
                 **NO_METRICS,
                 "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody drains a private cluster
-                "RAY_prestart_worker_first_driver": "0",  # one process for each core, whatever the trials need
+                "RAY_prestart_worker_first_driver": "0",  # else one process for each core, even if trials need fewer
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN_PATH": str(token),
                 "RAY_AUTH_TOKEN": None,
@@ -309,10 +309,10 @@ def _inherited() -> dict[str, str]:
 
 
 def worker_python() -> dict[str, str]:
-    """The key of Ray's runtime environment with which workers start where this Python's path has a space.
+    """The part of Ray's runtime environment that workers need if this Python's path needs quotes, e.g. for a space.
 
-    Ray hands that path to a shell, unquoted, for each process that has variables of its own, as Tune's trials have.
-    Elsewhere this is empty: then the job's own environment serves, and workers start as copies.
+    Ray passes that path to a shell, unquoted, for each process that has variables of its own, such as Tune's trials.
+    Otherwise this is empty: then workers use the job's own environment, and start as forks.
     """
     quoted = shlex.quote(sys.executable)
     return {} if quoted == sys.executable else {"py_executable": quoted}
@@ -325,7 +325,7 @@ def python_path() -> str:
 
 
 def private_ray_folder() -> tuple[Path, IO[str]]:
-    """A private folder for this search's Ray, and its owner's file, to be held open.
+    """A private folder for this search's Ray, and its owner's file, which must stay open.
 
     Raises ConfigError if there is no place for it, or if Ray may not start enough processes.
     """
@@ -337,7 +337,7 @@ def private_ray_folder() -> tuple[Path, IO[str]]:
 
 
 def _bases() -> list[str]:
-    with contextlib.suppress(OSError):  # no folder can be written; which ones, the refusal says
+    with contextlib.suppress(OSError):  # no folder can be written: the refusal names them
         return list(dict.fromkeys((tempfile.gettempdir(), "/tmp")))
     return ["/tmp"]
 

@@ -52,7 +52,7 @@ FAILURE = "failure"
 FAILURE_KIND = "failure_kind"
 """The metric with the ``FailureKind`` of that reason."""
 NODES = "nodes"
-"""The metric with the nodes of a run, Ray's id and host of each; of a failure the one that met it, if it is known."""
+"""The metric with Ray's id and host of each node of a run. After a failure: of the node that failed, if it is known."""
 HALVINGS = "halvings"
 """The metric with the halvings of the micro-batch (``loop/oom_retry.py``), all since the run began."""
 RESTARTED = "restarted"
@@ -64,7 +64,7 @@ class RayReporter:
 
     Args:
         stop_files: once one of them exists, the run stops after the current step, with a checkpoint.
-        records_file: gets a JSON line a record, for a driver that Ray's reports do not reach.
+        records_file: gets a JSON line for each record, for a driver that Ray's reports do not reach.
         progress: rank 0's file for the progress within an epoch.
     """
 
@@ -198,29 +198,28 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
 _leftovers = False
 """Whether this process has run code that may have changed it for good."""
 _dropped = threading.Event()
-"""Set while this process is to leave its trial."""
+"""Set while this process must leave its trial."""
 _trials, _first_bytes = 0, 0
 """How many trials this process has trained; its resident memory after the first one."""
 MOST_TRIALS = 100
-"""Then a new process takes over: it bounds what may pile up unseen."""
+"""After so many trials a new process takes over. This bounds what may leak unnoticed."""
 GROWTH_BYTES = 1 << 30
-"""So much more memory than after its first trial ends a process: something leaks."""
+"""A process that uses this much more memory than after its first trial is ended: something leaks."""
 
 
 def may_serve_again(end: object) -> bool:
-    """Whether a process whose ``train_worker`` returned ``end`` may train another trial. A loss that diverges is an end
-    like others."""
+    """Whether a process whose ``train_worker`` returned ``end`` may train another trial: also after a diverged loss."""
     return isinstance(end, WorkersEnd) and (end.failure is None or end.kind is FailureKind.DIVERGED)
 
 
 def drop_trial() -> bool:
-    """Let this process leave its trial at the next step. Returns whether it may serve again then."""
+    """Make this process leave its trial at the next step. Returns whether it may train another one then."""
     _dropped.set()
     return not _leftovers
 
 
 def between_trials() -> bool:
-    """Free in this process what a trial leaves behind; whether it may train another one."""
+    """Free what a trial left behind in this process. Returns whether it may train another one."""
     global _trials, _first_bytes
     import torch
 
@@ -268,9 +267,9 @@ def _train(task: TrialTask, reporter: RayReporter, world: World) -> None:
 
 
 def _check_packed_set(task: TrialTask, world: World) -> None:
-    """Raise ConfigError on all ranks if other images are there now: nobody could compare the trials of such a search.
+    """Raise ConfigError on all ranks if the set holds other images now: the search's trials would not be comparable.
 
-    A set that cannot be read is left to ``train``, which says so.
+    If the set cannot be read, ``train`` reports it.
     """
     from bigbatch.train_loop.data.catalogue import describe_data_set
 
@@ -302,7 +301,7 @@ def _end_of_all_ranks(error: Exception, workers: int) -> WorkersEnd | None:
 
 
 def _full_memory(cause: BaseException | None) -> FailureKind | None:
-    """Whose memory an error in a user's code says to be full: the code need not be at fault."""
+    """The kind of failure, if an error in a user's code says that a memory is full: the code may not be at fault."""
     import torch
 
     from bigbatch.train_loop.loop.oom_retry import is_device_memory_full
@@ -315,7 +314,7 @@ def _full_memory(cause: BaseException | None) -> FailureKind | None:
 
 
 def _share_gpu(gpus: float) -> None:
-    """Use no more of a GPU's memory than the part of it that this worker has, so that none takes a neighbour's."""
+    """Use no more of a GPU's memory than this worker's part, so that its neighbours keep theirs."""
     import torch
 
     trials = sharing_of(gpus)
@@ -333,19 +332,19 @@ def use_assigned_cores() -> None:
     cores = ray.get_runtime_context().get_assigned_resources().get("CPU")
     if cores:
         os.environ[WORKER_CORES] = str(max(int(cores), 1))
-        # As Ray does, but only within its own calls. `export OMP_NUM_THREADS=$UNSET` is no number of the user's.
+        # Ray sets it only within its own calls. An empty variable (`export OMP_NUM_THREADS=$UNSET`) counts as not set.
         os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or os.environ[WORKER_CORES]
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads and threads.isdigit():
         torch.set_num_threads(int(threads))
-        # NumPy's libraries count when they are loaded: in a copy, before the work (base/fork_server.py).
+        # NumPy's libraries read the number when they are loaded: in a fork, before this call (base/fork_server.py).
         threadpool_limits(int(threads), user_api="blas")
 
 
 @functools.cache
 def _let_children_end() -> None:
-    """Let SIGTERM end what a user's code forks, also at once. With a handler in Python, such as Ray's, one that comes
-    before a new process is ready is lost, and ``multiprocessing.Pool``, which ends its processes so, waits for ever."""
+    """Let SIGTERM end a process that a user's code forks, even right after the fork. With a handler in Python, such as
+    Ray's, an early SIGTERM is lost. ``multiprocessing.Pool`` ends its processes with it, and would wait for ever."""
     masks = threading.local()
 
     def before() -> None:

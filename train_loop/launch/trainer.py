@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # they import Ray, and the trainer torch, which a search's ow
     from ray.train.torch import TorchTrainer
 
 POLL_S = 0.25
-"""How often a driver that waits for its run looks whether it is to leave."""
+"""Seconds after which a driver that waits for its run checks again whether it must leave."""
 
 
 def make_trainer(
@@ -40,10 +40,10 @@ def make_trainer(
 
 
 def fit(task: TrialTask, callback: UserCallback | None = None) -> WorkersEnd:
-    """Start the workers, and again after one of them has died. Returns what ``train_worker`` returned.
+    """Start the workers, and restart them after one of them has died. Returns what ``train_worker`` returned.
 
-    ``callback`` hears of each report; without one, what starts the workers again is a note in the task's records file.
-    Raises what Ray Train raises where the workers failed.
+    ``callback`` gets each report. Without one, the reason of each restart becomes a note in the task's records file.
+    Raises what Ray Train raises if the workers failed.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 
@@ -84,10 +84,10 @@ def _notes_restarts(task: TrialTask) -> UserCallback:
 
 
 def fit_from_driver(task: TrialTask, leaving: threading.Event) -> WorkersEnd:
-    """``fit`` for a process that is no actor of Ray's, as the driver of a full run. Loads no torch here.
+    """``fit`` for a process that is not a Ray actor, such as the driver of a full run. Loads no torch here.
 
-    Once ``leaving`` is set it ends the workers and returns soon: Ray ends a process, with exit code 1, in which a
-    thread still calls it when another one has shut it down.
+    Once ``leaving`` is set, it ends the workers and returns soon. If a thread called Ray after another thread had shut
+    it down, Ray would end the process with exit code 1.
     """
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

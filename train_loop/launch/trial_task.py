@@ -1,7 +1,7 @@
 """The processes of a trial or full run: their input, their result at the end, and why workers failed.
 
-Ray Tune and Ray Train carry dicts between processes. ``TrialTask.to_dict`` and ``from_dict`` stand at that one
-boundary; on both sides of it there is the frozen record. Of a failure is told whether starting again would help.
+Ray Tune and Ray Train carry dicts between processes. Only ``TrialTask.to_dict`` and ``from_dict`` convert them; code on
+both sides uses the frozen record. This file also decides whether starting again would help after a failure.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ IMAGES_FILE = "images.npz"
 
 
 def leave_images(scan: FolderScan | None, ray_storage: Path) -> None:
-    """Write what an image folder holds for the workers of all trials. Without room they list the folder themselves."""
+    """Write the list of a folder's images for the workers of all trials. Without it they list the folder themselves."""
     ray_storage.mkdir(parents=True, exist_ok=True)
     file = ray_storage / IMAGES_FILE
-    file.unlink(missing_ok=True)  # of a driver that was killed: the folder may have changed since
+    file.unlink(missing_ok=True)  # a killed driver may have left it: the folder may have changed since
     if scan is not None:
         with contextlib.suppress(OSError):
             scan.write(file)
@@ -81,7 +81,7 @@ class TrialTask:
 
     @property
     def images_file(self) -> Path:
-        """Where the driver leaves what an image folder holds, so that no trial lists it again."""
+        """The driver's list of the images in an image folder, so that no trial lists the folder again."""
         return self.ray_storage / IMAGES_FILE
 
     def to_dict(self) -> dict[str, object]:
@@ -109,7 +109,7 @@ class WorkersEnd:
 
 
 _TELLING = (ImageError, LoaderError, OwnCodeError, DiskFull, DeviceMemoryError, NodeMemoryError, MemoryError)
-"""Errors of ours that name the cause. Workers that waited for the failed one only lost their connection."""
+"""Our errors that name the cause. Workers that waited for the failed one report only a lost connection."""
 
 
 def kind_of(error: BaseException) -> FailureKind:
@@ -133,10 +133,10 @@ def kind_of(error: BaseException) -> FailureKind:
 
 
 class StartsAgain:
-    """Whether a run's workers start again, of what they met: always while it halves the micro-batch, because a device's
-    memory was full, and never where all would meet the same; None: as often as Ray may.
+    """Decides from an error whether a run's workers start again: True while the run halves its micro-batch because a
+    device's memory was full; False if all workers would fail in the same way; None: as often as Ray's limit allows.
 
-    Ray has a few restarts only; a run from 256 images down to one needs eight.
+    Ray allows only a few restarts; a run from 256 images down to one needs eight.
 
     Args:
         checkpoints: the run's folder of checkpoints, where halvings are noted.
@@ -148,7 +148,7 @@ class StartsAgain:
     def __call__(self, error: Exception) -> bool | None:
         before, self._halvings = self._halvings, len(read_halvings(self._checkpoints))
         met = telling_error(error)[1]
-        # Ray may name a worker that only lost its connection: then the note beside the checkpoints tells.
+        # Ray may name a worker that only lost its connection. The file beside the checkpoints still shows the halving.
         if self._halvings > before or (isinstance(met, DeviceMemoryError) and met.halved):
             return True
         same = kind_of(met) in (FailureKind.IMAGES, FailureKind.OWN_CODE, FailureKind.DEVICE_MEMORY)
@@ -175,7 +175,7 @@ def failed_end(error: Exception, kills_before: int = 0) -> WorkersEnd:
 
 
 class Restarts:
-    """Says why Ray starts a run's workers again: so often, ``most``. ``kills``: as for ``failed_end``."""
+    """Says why Ray restarts a run's workers, at most ``most`` times. ``kills``: ``kills_before`` of ``failed_end``."""
 
     def __init__(self, most: int, kills: int) -> None:
         self.most, self.number, self._kills = most, 0, kills
@@ -191,7 +191,7 @@ class Restarts:
 
 
 def telling_error(error: Exception) -> tuple[int | None, BaseException]:
-    """The error that names the cause, else of a worker that died, and its rank; else the error itself."""
+    """The rank and the error of the worker that names the cause, else of one that died; else None and ``error``."""
 
     def least(item: tuple[int, BaseException]) -> tuple[bool, bool, bool]:
         has_died = hasattr(item[1], "health_check_failure")
@@ -219,10 +219,10 @@ def _worker_errors(error: Exception) -> Iterator[tuple[int, BaseException]]:
 def _last_line(error: BaseException) -> str:
     if isinstance(error, OwnCodeError):
         return f"OwnCodeError: {error}"  # with the traceback in the user's files
-    message = re.split(r"\n\s*At:\n|\nException raised from ", str(error))[0]  # else torch's frames are its end
+    message = re.split(r"\n\s*At:\n|\nException raised from ", str(error))[0]  # without torch's frames
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    text = lines[-1].partition(" Some common causes include")[0] if lines else "no message"  # Ray's, of any death
+    text = lines[-1].partition(" Some common causes include")[0] if lines else "no message"  # Ray adds it to any death
     name = type(error).__name__
-    if "connection error code 2. End of file" in text:  # Ray's, of a process that was killed
+    if "connection error code 2. End of file" in text:  # Ray says so of a process that was killed
         return "its process died without a word: a signal or a crash ended it"
     return text if text.startswith(name) or ": " in text else f"{name}: {text}"

@@ -52,7 +52,7 @@ def reachable_mode(mode: str) -> str:
     """``auto`` → ``online`` or ``offline``, with a line that says why; any other mode as it is.
 
     Raises ConfigError if ``online`` cannot reach the server: each trial would wait for it. A machine that only checks a
-    search for a job elsewhere says nothing about that job's network.
+    search for a job elsewhere cannot test that job's network.
     """
     if mode not in ("online", "auto") or os.environ.get(PLANNED_NODES):
         return mode
@@ -110,19 +110,19 @@ def _ask() -> str | None:
 
 
 OFFLINE_RUNS, ENDED = "wandb/offline-run-*", "ended"
-"""The folders of offline runs below that of a study or a full run; our mark in one of a run that has ended in order."""
+"""The folders of offline runs, below a study's or full run's folder; our mark in that of a run that ended normally."""
 FLUSH, FLUSH_S = "x_transaction_log_flush_interval", 1.0
-"""wandb writes an offline file at least this often. By its own 15 s a killed search would lose more."""
+"""wandb writes an offline file at least this often. With its default of 15 s a killed search would lose more."""
 REQUIREMENTS = "x_save_requirements"
-"""wandb would list all installed packages for each run. The list of a search's first run is that of all."""
+"""wandb would list all installed packages for each run. One list, that of a search's first run, is enough."""
 METRICS = tuple(name for name, column in EpochRecord.columns().items() if column.tracked)
 
 
 class WandbRun:
-    """A run that goes on under its id. W&B's steps are epochs.
+    """A run that can resume under its id. W&B's steps are epochs.
 
-    W&B takes no step below one that it has: of a run on the server that goes on, what it has is left out. An offline
-    run that goes on has a new file, which takes the place of the earlier one: give it all epochs from the first on.
+    W&B accepts no step before its last one: when a run on the server resumes, the epochs that it has are skipped. When
+    an offline run resumes, a new file replaces the earlier one: give it all epochs from the first on.
 
     Args:
         mode: ``offline`` or ``online``.
@@ -189,7 +189,7 @@ class WandbRun:
 
 
 class _FullRun:
-    """What a full run tells W&B. The first failure ends the telling, with a warning, and not the run."""
+    """Reports a full run to W&B. After a first failure it warns and reports nothing more; the run continues."""
 
     def __init__(self, begin: Callable[[], WandbRun]) -> None:
         self._begin, self._failed = begin, False
@@ -219,7 +219,7 @@ class _FullRun:
 
 @contextmanager
 def wandb_of_full_run(mode: str, output: Path, config: TrainConfig) -> Iterator[Tracker | None]:
-    """What tells W&B of the full run in ``output`` while the block runs; None if ``mode`` is ``disabled``."""
+    """Within the block: the function that reports the full run in ``output`` to W&B; None if W&B is ``disabled``."""
     if mode == "disabled":
         yield None
         return

@@ -63,7 +63,7 @@ class Run:
     heartbeat: RankMeetings
     use: UseMeter
     metrics: dict[str, ValidationMetric]
-    """Beside loss and top-1."""
+    """The further metrics, beside loss and top-1."""
     replay: Callable[[Sequence[Nested], float], torch.Tensor | None] | None = None
     """``ReplayedStep.take``, if steps may be replays."""
 
@@ -99,7 +99,7 @@ def set_up(
 ) -> Run:
     """Set up data, model, optimizer and scaler, new or from the checkpoint.
 
-    ``halvings``: of the micro-batch, as this rank knows them; ranks that know fewer learn of the others.
+    ``halvings``: the halvings of the micro-batch that this rank knows. All ranks use the longest of their lists.
 
     Raises:
         ConfigError: the configuration suits neither the data nor the device, or the checkpoint is of another run.
@@ -210,19 +210,19 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
     if run.average:
         run.average.load(content["average"])
     run.clock.seconds |= progress.seconds
-    if run.world.rank == 0:  # the other ranks add to what all had
+    if run.world.rank == 0:  # it continues the sums over all ranks; the other ranks begin at 0
         run.sums.values.copy_(torch.tensor(progress.sums, dtype=torch.float64))
         run.use.resume(progress.gpu_energy_j)
-        if content.get("micro_size", run.split.micro_size) == run.split.micro_size:  # else they do not compare
+        if content.get("micro_size", run.split.micro_size) == run.split.micro_size:  # else they are not comparable
             run.norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
 
 
 def _open(
     config: TrainConfig, stage_folder: str | None, world: World, reporter: Reporter, scan: FolderScan | None
 ) -> DataSource:
-    """The data set; what any rank finds wrong, all raise: nodes differ in what they can stage.
+    """Open the data set. If one rank finds an error, all ranks raise it, because nodes differ in what they can stage.
 
-    An image folder is listed by rank 0 alone, if it was not listed before, and all ranks have its list.
+    Only rank 0 lists an image folder, unless ``scan`` is its list already. All ranks use this list.
     """
     source: DataSource | None = None
     error: Exception | None = None
@@ -247,7 +247,7 @@ def _open(
 
 
 GRAPHS = 8
-"""As many as torch makes of a function by default."""
+"""Graphs of one function: torch's default limit."""
 
 
 def _compiled(model: nn.Module) -> nn.Module:
@@ -258,7 +258,7 @@ def _compiled(model: nn.Module) -> nn.Module:
     is slower. After 8 graphs of a function, counted over all runs of a process, torch stops compiling and only logs it.
     So this run's graphs are counted separately.
     """
-    limits: dict[str, Any] = {"recompile_limit": GRAPHS, "isolate_recompiles": True}  # torch types neither
+    limits: dict[str, Any] = {"recompile_limit": GRAPHS, "isolate_recompiles": True}  # torch's type hints have neither
     if not limits.keys() <= inspect.signature(torch.compile).parameters.keys():  # older torch: for the whole process
         torch._dynamo.config.recompile_limit += GRAPHS
         torch._dynamo.config.accumulated_recompile_limit += GRAPHS
@@ -267,11 +267,11 @@ def _compiled(model: nn.Module) -> nn.Module:
 
 
 def _parallel(model: nn.Module, world: World, find_unused: bool, sharded: bool) -> nn.Module:
-    """Over all workers."""
+    """The model in DDP. A model of one worker, or a sharded one, is returned as it is."""
     if world.workers == 1 or sharded:
         return model
-    # BatchNorm's running averages matter only in validation, and are shared before it, not in each step. What a layer
-    # of another kind keeps, such as a codebook, it may train with: all ranks then have rank 0's, as is torch's default.
+    # BatchNorm's running averages matter only in validation, and are shared before it, not in each step. Another layer
+    # may use its buffers in training, e.g. a codebook. Then all ranks take rank 0's in each step: torch's default.
     new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
     how: dict[str, Any] = {"forward_sync_buffers" if new_name else "broadcast_buffers": _keeps_numbers(model)}
     how |= {"gradient_as_bucket_view": True, "find_unused_parameters": find_unused}
@@ -323,9 +323,9 @@ def _check_steps(before: int, now: int) -> None:
     """Raise ConfigError if a resumed run has another number of steps per epoch: the schedule counts them."""
     if before != now:
         raise ConfigError(
-            f"a resumed run must have as many steps an epoch as before, {before}; got {now}: with data.drop_last=false "
-            "the last images make a step where each micro-batch gets 2. Use as many workers as before, and as large "
-            "micro-batches."
+            f"a resumed run must have as many steps per epoch as before, {before}; got {now}: with "
+            "data.drop_last=false the last images make a step only if each micro-batch gets at least 2. Use as many "
+            "workers as before, and micro-batches of the same size."
         )
 
 

@@ -42,7 +42,7 @@ Content = dict[str, Any]
 
 ALONE = World(0, 1, torch.device("cpu"))
 _log = logging.getLogger(__name__)
-_GOES_ON = "%s. Training continues; a stopped run continues from the checkpoint before"
+_GOES_ON = "%s. Training continues; if it stops, it resumes from the last checkpoint that was written"
 
 FORMAT = 3
 LATEST, PREVIOUS = "latest.pt", "previous.pt"
@@ -61,13 +61,13 @@ class RunState:
     learning_rate: float = 0.0
     """Learning rate of the last step."""
     sums: list[float] = field(default_factory=lambda: [*metrics.Sums()])
-    """Of the unfinished epoch over all ranks: see ``metrics.Sums``."""
+    """Sums of the unfinished epoch over all ranks: see ``metrics.Sums``."""
     gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Gradient norms of the unfinished epoch over all ranks: see ``noise_scale.GradientNorms``."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Times of the unfinished epoch: see ``chronometer.PARTS``."""
     gpu_energy_j: float = 0.0
-    """Energy of the GPUs in the unfinished epoch. Not a number where it was not measured."""
+    """Energy of the GPUs in the unfinished epoch; NaN if it was not measured."""
     history: list[dict[str, float | None]] = field(default_factory=list)
     """Records of the finished epochs, as dicts."""
 
@@ -101,8 +101,8 @@ class CheckpointFolder:
     def save_behind(self, content: Content) -> None:
         """Copy ``content``, and let a thread write the copy while training changes the original.
 
-        Without room on the disk a warning says so, and the latest checkpoint stays. Another error of a write is raised
-        by what waits for it. With ``every_s`` 0 it is written at once: the epoch's report needs the file.
+        If the disk is full, a warning says so, and the latest checkpoint stays. The next ``wait`` raises any other
+        error of the write. With ``every_s`` 0 the file is written at once: the epoch's report needs it.
         """
         if self.folder is None:
             return
@@ -117,7 +117,7 @@ class CheckpointFolder:
     def save_sharded(self, content: Content, world: World, *, last: bool) -> None:
         """Write a checkpoint of a sharded network, at once: each rank its own part. All ranks call this.
 
-        ``last``: it is the run's result, which holds the weights whole. Only then DiskFull is raised.
+        ``last``: it is the run's result, whose weights are not sharded. DiskFull is raised only then.
         """
         if self.folder is None:
             return
@@ -145,7 +145,7 @@ class CheckpointFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """The end of the block waits for the thread. What ends the block comes before an error of the thread."""
+        """The end of the block waits for the thread. If the block raises, an error of the thread is only logged."""
         try:
             yield
         except BaseException:
@@ -217,7 +217,7 @@ class CheckpointFolder:
                 check_shards(content, folder)
             except FileNotFoundError:
                 continue
-            except Exception as error:  # a damaged archive surfaces as almost any of them
+            except Exception as error:  # a damaged archive may raise almost any of them
                 damage.append(f"{path} ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})")
                 continue
             if damage:
@@ -232,10 +232,9 @@ class CheckpointFolder:
 
 
 def _copied(content: Content) -> Content:
-    """``content`` as it is now, in host memory: of a GPU's tensors in page-locked memory, to which it copies fastest,
-    as long as there is some.
+    """A copy of ``content`` in host memory. A GPU's tensors go to page-locked memory, the fastest, while there is some.
 
-    Tensors that share their memory do so in the copy.
+    Tensors that share memory share it in the copy, too.
     """
     copies: dict[tuple[object, ...], torch.Tensor] = {}
     devices: set[torch.device] = set()
@@ -246,7 +245,7 @@ def _copied(content: Content) -> Content:
         on_gpu = tensor.device.type == "cuda"
         try:
             return torch.empty_like(tensor, device="cpu", pin_memory=on_gpu and locks, requires_grad=False)
-        except RuntimeError:  # CUDA says "out of memory", which would pass for the device's
+        except RuntimeError:  # CUDA's "out of memory" would be mistaken for the device's
             if not (on_gpu and locks):
                 raise
             locks = False
@@ -268,7 +267,7 @@ def _copied(content: Content) -> Content:
 def _write(latest: Path, previous: Path, content: Content) -> None:
     folder = latest.parent
     new_file = replacing(latest, durable=True, one_writer=True, previous=previous)
-    # Twice: torch gives no reason, so check the disk while it is full; and the last flush may fail later.
+    # Check twice: torch gives no reason, so look while the disk is still full; and the last flush may fail later.
     with _full_disk_named(folder), new_file as file, _full_disk_named(folder):
         torch.save({"format": FORMAT, **content}, file)
 

@@ -77,7 +77,7 @@ class Chronometer:
 
 
 PHASES = ("data", "transfer", "forward", "backward", "optimizer")
-"""In the order in which a step passes through them. With several micro-batches all but the last come again."""
+"""In the order of a step. With several micro-batches, all but the last phase repeat."""
 STEP, OTHER = "step", "other"
 
 
@@ -114,16 +114,15 @@ class StepTimer(Chronometer):
         return self.phase(STEP)
 
     def take(self) -> list[dict[str, float]]:
-        """Seconds by phase of each step since the last call, with ``step``, and ``other``: what no phase had.
-
-        Waits for the device.
+        """For each step since the last call its seconds: of each phase, of the whole ``step``, and of ``other``, the
+        time outside all phases. Waits for the device.
         """
         self.wait()
         steps, self._steps = self._steps, []
         return [_seconds(laps) for laps in steps]
 
     def _now(self) -> torch.cuda.Event | float:
-        """The point that the device reaches after all that it was given so far. Waits for nothing."""
+        """A mark that the device reaches after all work that it was given so far. Does not wait."""
         if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)

@@ -38,7 +38,7 @@ class Sums(NamedTuple):
 class MetricSums:
     """``Sums`` as float64 ``[3]`` on the device.
 
-    A batch costs the device five operations: its numbers are added with one, each times its weight.
+    A batch costs the device five operations. One of them adds all three numbers, each times its weight.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -51,21 +51,21 @@ class MetricSums:
     def add(self, mean_loss: torch.Tensor, logits: Nested, labels: Nested) -> None:
         """Add a batch: its mean loss ``[]``, logits ``[N, classes]``, labels ``[N]``.
 
-        For other outputs and targets there are no right answers: their sum is then not a number.
+        For other outputs and targets there are no right answers: their sum becomes NaN.
         """
         right = (logits.argmax(dim=1) == labels).sum() if _have_classes(logits, labels) else self._no_answer
         numbers = torch.stack((mean_loss, right, self._one))  # float32 counts exactly to 2^24
         self.values.addcmul_(numbers, self._weights_of(example_count(labels)))
 
     def _weights_of(self, count: int) -> torch.Tensor:
-        """Made once for each size of a batch: to bring them to a device the host waits for it."""
+        """The weights. They are made once for each batch size, because the host waits when it copies to a device."""
         if count not in self._weights:
             self._weights[count] = self.values.new_tensor([count, 1, count])
         return self._weights[count]
 
 
 def _have_classes(outputs: Nested, targets: Nested) -> bool:
-    """Whether these are scores ``[N, K]`` and classes ``[N]``. The largest of one score says nothing."""
+    """Whether these are scores ``[N, K]``, K > 1, and classes ``[N]``."""
     return (
         isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and outputs.is_floating_point()
         and outputs.shape[1] > 1
@@ -123,7 +123,7 @@ class ValidationMetric(Protocol):
 
 
 class MeanOfFunction:
-    """The mean over all examples of ``fn(outputs, targets)``, which gives a number, the batch's mean, or ``[N]``."""
+    """The mean over all examples of ``fn(outputs, targets)``, which returns the batch's mean, or numbers ``[N]``."""
 
     def __init__(self, word: str, function: OwnFunction, world: World) -> None:
         self._word, self._function, self._world = word, function, world
@@ -134,7 +134,7 @@ class MeanOfFunction:
         self._sums = torch.zeros(2, dtype=torch.float64, device=self._world.device)
 
     def update(self, outputs: Nested, targets: Nested) -> None:
-        """Add a batch. Raises OwnCodeError, and ConfigError for what is neither a number nor one for each example."""
+        """Add a batch. Raises OwnCodeError, and ConfigError for a result that is not one number or one per example."""
         count = example_count(targets)
         with users_code(KEY, self._word):
             made = self._function(outputs, targets)
@@ -153,7 +153,7 @@ class MeanOfFunction:
 
     def values(self) -> dict[str, float]:
         """The mean."""
-        # A copy, as the ranks are summed in place: the sums may be asked for again.
+        # A copy: the sum over ranks is in place, and ``values`` may be called again.
         total, count = self._world.sum(self._sums.clone()).tolist()
         return {"": total / count if count else math.nan}
 
@@ -196,7 +196,7 @@ class MeterObject:
 def build_metrics(words: Sequence[str], info: DataInfo, world: World) -> dict[str, ValidationMetric]:
     """Name → metric, for the words of ``metrics``.
 
-    Raises ConfigError for what is no metric, or is none that is right over several workers; OwnCodeError.
+    Raises OwnCodeError, and ConfigError for a word that is no metric, or one that is wrong over several workers.
     """
     return {metric_name(word): _build(word, info, world) for word in checked_metrics(words)}
 
@@ -261,7 +261,7 @@ def _of_torchmetrics(word: str, info: DataInfo) -> object:
 
 
 def values_of(metrics: Mapping[str, ValidationMetric], prefix: str) -> dict[str, float | None]:
-    """The values after validation, by their whole names; None for what is no finite number."""
+    """The values after validation, by their whole names; None for a value that is not finite."""
     return {
         f"{prefix}_{name}{suffix}": value if math.isfinite(value) else None
         for name, metric in metrics.items()

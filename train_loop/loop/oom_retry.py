@@ -41,7 +41,8 @@ _FULL = re.compile(
 )
 """How libraries below torch say that the device's memory is full. Its own allocator has a class of errors for it.
 
-The last two may have another reason. It shows at the smallest micro-batch, whose error has the text.
+The last two patterns may have another cause. Then halving ends at the smallest micro-batch, and its error quotes this
+text.
 """
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class Halving:
     micro_size_before: int
     micro_size: int
     accumulation_steps: int
-    """Of each worker, from then on."""
+    """Accumulation steps of each worker after this halving."""
     epoch: int
     """1-based: the epoch that was being trained."""
     step: int
@@ -70,7 +71,7 @@ class Halving:
 
 
 def read_halvings(folder: Path | None) -> tuple[Halving, ...]:
-    """The halvings of the run whose checkpoints are in ``folder``, the first one first; none if it was never halved."""
+    """The halvings of the run whose checkpoints are in ``folder``, oldest first; empty if there were none."""
     if folder is None:
         return ()
     try:
@@ -81,7 +82,7 @@ def read_halvings(folder: Path | None) -> tuple[Halving, ...]:
 
 
 def at_most(split: BatchSplit, bound: int) -> BatchSplit:
-    """The same global batch in micro-batches of the largest divisor of a worker's share up to ``bound``, from 1."""
+    """The same global batch. Its micro-batch is the largest divisor of a worker's share up to ``bound``, from 1."""
     share = split.micro_size * split.accumulation_steps
     size = next(size for size in range(min(bound, split.micro_size), 0, -1) if share % size == 0)
     return BatchSplit(split.workers, share // size, size)
@@ -93,8 +94,8 @@ def halved_split(split: BatchSplit, halvings: Sequence[Halving]) -> BatchSplit:
 
 
 def config_after_oom(config: TrainConfig, halvings: Sequence[Halving]) -> TrainConfig:
-    """The configuration whose micro-batch is the one that fitted. A fixed ``micro_size`` is replaced, else the bound of
-    the automatic one: it still divides over any number of workers."""
+    """The configuration with the micro-batch that fitted. It replaces a fixed ``micro_size``. An automatic one is only
+    bounded by it, so that the batch still divides over any number of workers."""
     if not halvings:
         return config
     size = min(one.micro_size for one in halvings)
@@ -121,15 +122,15 @@ def is_device_memory_full(error: BaseException, device: torch.device) -> bool:
 def retry_with_smaller_micro_batches(
     begin: Callable[[Sequence[Halving]], Any], go_on: Callable[[Any], T], folder: Path | None, device: torch.device
 ) -> T:
-    """What ``go_on`` returns for the run that ``begin`` sets up; with smaller micro-batches until they fit.
+    """Set up a run with ``begin`` and return ``go_on`` of it. Repeat with smaller micro-batches until they fit.
 
     Args:
         begin: sets up a ``Run`` after these halvings, from its checkpoint if it has one.
-        folder: of the checkpoints. None: the halvings are noted nowhere.
+        folder: the folder of the checkpoints. None: the halvings are not noted in a file.
 
     Raises:
-        DeviceMemoryError: nothing fits; or another worker must also start again (``halved``); or other trials share the
-            GPU, and then no smaller micro-batch is tried.
+        DeviceMemoryError: nothing fits; or the other workers must start again, too (``halved``); or other trials share
+            the GPU: then no smaller micro-batch is tried.
         NodeMemoryError: nothing fits into the memory of CPUs.
     """
     import torch
@@ -139,11 +140,11 @@ def retry_with_smaller_micro_batches(
         run: Any = None
         try:
             run = begin(halvings)
-            gc.collect()  # or garbage would stay as long
-            gc.freeze()  # the collector need not look at what stays until the run's end
+            gc.collect()  # otherwise garbage would be frozen, too
+            gc.freeze()  # the collector can skip objects that stay until the run's end
             return go_on(run)
         except Exception as error:
-            # BatchNorm refuses a single value of each channel by a ValueError.
+            # BatchNorm refuses a single value per channel with a ValueError.
             is_single = bool(halvings) and isinstance(error, ValueError) and run and run.split.micro_size == 1
             if not is_single and not is_device_memory_full(error, device):
                 raise
@@ -151,11 +152,11 @@ def retry_with_smaller_micro_batches(
             if run.world.workers > 1:
                 raise DeviceMemoryError(f"{halvings[-1]} ({_first_line(error)})", halved=True) from error
         finally:
-            # What stays frozen is never collected, this run's garbage neither.
+            # Frozen objects are never collected, even when this run no longer uses them.
             gc.unfreeze()
             if run is not None:
                 run.source.close()
-        # Its tensors are the memory that is to be free. Hooks and graphs of it refer to each other.
+        # Free the run's tensors. Its hooks and graphs refer to each other, so the collector must run.
         del run
         gc.collect()
         if torch.cuda.is_available():
@@ -163,13 +164,13 @@ def retry_with_smaller_micro_batches(
 
 
 def _halved(run: Any, error: Exception, halvings: tuple[Halving, ...], folder: Path | None) -> tuple[Halving, ...]:
-    """The halvings with a further one, which is noted. Raises the error for the launcher where none helps."""
+    """Add a halving, note it in the file, and return all. If halving cannot help, raise the error for the launcher."""
     full = "the device's memory is too small for"
     if run is None:
         raise DeviceMemoryError(
             f"{full} the network and its optimizer, without any images ({_first_line(error)})"
         ) from error
-    if (trials := trials_on_gpu()) > 1:  # with fewer beside it this micro-batch may fit: the search repeats it
+    if (trials := trials_on_gpu()) > 1:  # beside fewer trials this micro-batch may fit: the search repeats it
         raise DeviceMemoryError(f"{full} the {trials} trials that share a GPU ({_first_line(error)})") from error
     split, progress = run.split, run.progress
     if split.micro_size == 1 and is_node_memory_full(error):  # the run is on CPUs

@@ -1,14 +1,14 @@
 """The training step of one GPU as a CUDA graph, which the host starts with one call (``model.compile=auto``).
 
 A small network's step is hundreds of short kernels, and the host takes longer to start them than the device takes to
-run them. A graph holds them all: forward, loss, metric sums, backward, clipping and optimizer. What has a number of the
-host in it stays outside: the batch's copy and preparation, mixing, the seed, the moving average of the weights. The
+run them. A graph holds them all: forward, loss, metric sums, backward, clipping and optimizer. Work that uses a number
+of the host stays outside: the batch's copy and preparation, mixing, the seed, the moving average of the weights. The
 learning rate is a number on the device.
 
-The first steps with a shape run as always. Then one is recorded, and the next one is taken twice: by replay, and as
-always. If both move the weights alike, the following steps of this shape are replays. The last step of an epoch never
-is one: it may be smaller, and whoever looks at gradients looks then. Where something refuses, all
-steps run as always, and one line says why.
+The first steps with a shape run normally. Then one is recorded. The next one runs twice: as a replay, and normally. If
+both change the weights alike, the following steps of this shape are replays. The last step of an epoch is never a
+replay: it may be smaller, and hooks that read gradients run in it. If recording or replaying fails, all steps run
+normally, and one line says why.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from bigbatch.train_loop.plugins.nested import Nested
 from bigbatch.train_loop.reporter import report_notes
 
 FIRST_STEPS = 3
-"""With a shape before it is recorded: cuDNN chooses its kernels, and the optimizer makes its state."""
+"""Steps with a shape before one is recorded. In them cuDNN chooses its kernels, and the optimizer makes its state."""
 ALIKE = 0.02
-"""Two steps with the same batch may end as far apart as this part of the way. cuDNN may add in any order."""
+"""Two steps with the same batch may differ by this fraction of the step's length: cuDNN may add in any order."""
 LEAST_TORCH = "2.13"
-"""Before, a recording that CUDA refused left torch's allocator and generator as if it went on."""
+"""In older versions, after a recording that CUDA refused, torch's allocator and generator act as if it continued."""
 
 Step = Callable[[], torch.Tensor]
 """Takes a step with the batch in the static tensors. Returns its loss ``[]``, detached."""
@@ -50,7 +50,7 @@ class CudaGraphs:
     def waits(self, step: Step) -> tuple[torch.Tensor, bool]:
         """Take a step. Returns its loss, and whether the host has waited for the device in it.
 
-        A try to record such a step would spoil torch's generator.
+        An attempt to record a step that waits would corrupt torch's generator.
         """
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as said:
@@ -63,10 +63,10 @@ class CudaGraphs:
         return loss, any("called a synchronizing" in str(one.message) for one in said)
 
     def lacks_room(self) -> str:
-        """Why the device has no memory for what a replay keeps; empty where it has.
+        """The reason if the device has too little memory for replays, else empty.
 
-        A graph has the memory of a step to itself, beside that of steps that are no replays; and the comparison keeps
-        weights and state twice.
+        A graph keeps the memory of a step for itself, in addition to that of normal steps. The comparison keeps two
+        copies of weights and state.
         """
         free, total = torch.cuda.mem_get_info(self._device)
         # torch's idle blocks are free, too: a recording begins by giving them back.
@@ -78,8 +78,8 @@ class CudaGraphs:
     def record(self, step: Step) -> tuple[Callable[[], None], torch.Tensor]:
         """Record a step without taking it. Returns its replay, and the tensor in which each replay leaves its loss."""
         graph = torch.cuda.CUDAGraph()
-        # The outer block gives the stream back: torch does not where it refuses the end of a recording. Other threads
-        # go on meanwhile: one writes a checkpoint, and the backward pass has its own.
+        # The outer block restores the stream: torch does not if the end of a recording fails. ``thread_local``: other
+        # threads continue meanwhile, one that writes a checkpoint and those of the backward pass.
         with (
             torch.cuda.stream(torch.cuda.current_stream(self._device)),
             torch.cuda.graph(graph, capture_error_mode="thread_local"),
@@ -89,7 +89,7 @@ class CudaGraphs:
 
 
 def replay_steps(run: Run) -> None:
-    """Let the run's steps be replays, if its configuration asks for it. Where that cannot be, a line says why."""
+    """Make the run's steps replays, if its configuration asks for it. If that is impossible, a line says why."""
     if run.config.model.compile != "auto":
         return
     if reason := _why_not(run):
@@ -104,7 +104,7 @@ def _say(run: Run, reason: str) -> None:
 
 
 def _why_not(run: Run) -> str:
-    """Why the run's steps cannot be recorded, as far as is known before the first one; empty where they can."""
+    """The reason why the run's steps cannot be recorded, as far as it is known before the first step; else empty."""
     config = run.config
     code = " and ".join(filter(is_own, (config.model.name, config.loss, config.optimizer.name)))
     reasons = {
@@ -133,12 +133,12 @@ class ReplayedStep:
         self._is_right = False
 
     def _refuse(self, reason: str) -> None:
-        """Take no step from now on, and say why."""
+        """Replay no step from now on, and say why."""
         self._run.replay = None
         _say(self._run, reason)
 
     def take(self, batch: Sequence[Nested], rate: float) -> torch.Tensor | None:
-        """Take a step but for the average of the weights. Returns its loss ``[]``; None: the caller is to take it.
+        """Take a step, without the average of the weights. Returns its loss ``[]``; None: the caller must take it.
 
         Args:
             batch: the network's input, the targets of the loss, and the labels that are not mixed, on the device.
@@ -165,7 +165,7 @@ class ReplayedStep:
         return self._replay(rate) if self._is_right else self._compare(rate)
 
     def _step(self) -> torch.Tensor:
-        """What is recorded: a step with the static batch at the rate that the optimizer has."""
+        """The work that is recorded: a step with the static batch, at the learning rate in the optimizer."""
         run, (images, targets, labels) = self._run, self._static
         loss, outputs = run.step.gradients(images, targets, 1, last=True)
         run.sums.add(loss, outputs, labels)
@@ -174,7 +174,7 @@ class ReplayedStep:
         return loss
 
     def _first(self, tensors: list[torch.Tensor], rate: float) -> torch.Tensor:
-        """Take a step as it is to be recorded: with the batch and the rates on the device. Then record it."""
+        """Take a step in the form that will be recorded: with batch and rates on the device. Then record it."""
         self._static = [one.clone() for one in tensors]
         _count_on_device(self._run.optimizer)
         self._fill_rates(rate)
@@ -189,7 +189,7 @@ class ReplayedStep:
     def _record(self) -> None:
         try:
             self._recorded = self._recorder.record(self._step)
-        except Exception as error:  # its class differs between what CUDA refuses, and between versions of torch
+        except Exception as error:  # its class depends on the cause and on the version of torch
             self._run.optimizer.zero_grad(set_to_none=True)
             self._refuse(f"a step cannot be recorded ({_first_cause(error)})")
 
@@ -218,7 +218,7 @@ class ReplayedStep:
         return loss.clone()  # the next replay writes there
 
     def _compare(self, rate: float) -> torch.Tensor:
-        """Take the step by replay, take it back, and take it as always. If they differ, there are no replays."""
+        """Take the step as a replay, undo it, and take it normally. If the results differ, there are no replays."""
         run, weights = self._run, [p.detach() for p in self._run.model.parameters()]
         state = [one for values in run.optimizer.state.values() for one in values.values() if torch.is_tensor(one)]
         changed = [one.detach() for one in (*weights, *run.model.buffers(), *state, run.sums.values)]
@@ -231,30 +231,30 @@ class ReplayedStep:
         set_learning_rate(run.optimizer, rate)
         loss = self._step()
         way, apart = (_distance(weights, others[: len(weights)]) for others in (before, replayed))
-        if not math.isfinite(way):  # the loss soon says so
+        if not math.isfinite(way):  # ``LossWatch`` soon reports it
             return loss
         self._is_right = way > 0  # at a rate of 0 they always agree
-        # A small tensor's way is lost in that of all together.
+        # The change of a small tensor does not show in the norm over all tensors.
         left = sum(
             torch.equal(other, old) and not torch.equal(one, old)
             for one, old, other in zip(changed, before, replayed, strict=True)
         )
         if left:
-            self._refuse(f"a replay left {left} of {len(changed)} tensors as they were that the step changes")
+            self._refuse(f"a replay left {left} of {len(changed)} tensors unchanged that the step changes")
         elif not apart <= ALIKE * way:  # also where it is NaN
-            self._refuse(f"a replay ended {apart:.2g} away from the step itself, which went {way:.2g}")
+            self._refuse(f"a replay ended {apart:.2g} away from the normal step's weights; that step moved {way:.2g}")
         return loss
 
 
 def _first_cause(error: BaseException) -> str:
-    """The first line of the error that came before all others: the end of a recording fails too, and says only that."""
+    """The first line of the first error. The end of a recording then fails, too, with an error that tells no cause."""
     while error.__context__ is not None and not error.__suppress_context__:
         error = error.__context__
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _count_on_device(optimizer: torch.optim.Optimizer) -> None:
-    """Let AdamW and LAMB count their steps on the device: a number of the host would stay what it was."""
+    """Let AdamW and LAMB count their steps on the device: a replay does not change a number of the host."""
     for group in optimizer.param_groups:
         if "capturable" in group:
             group["capturable"] = True
@@ -265,5 +265,5 @@ def _count_on_device(optimizer: torch.optim.Optimizer) -> None:
 
 @torch.no_grad()
 def _distance(these: list[torch.Tensor], those: list[torch.Tensor]) -> float:
-    """L2, of all tensors together. Waits for the device."""
+    """The L2 distance over all tensors together. Waits for the device."""
     return norms(list(torch._foreach_sub(these, those))).norm().item()

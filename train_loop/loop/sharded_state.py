@@ -1,8 +1,8 @@
 """The sharded part of a checkpoint: a folder ``shards-*`` beside ``latest.pt``, which names it.
 
 Each worker writes its own parts there by ``torch.distributed.checkpoint``. Then rank 0 replaces ``latest.pt``, which
-holds all that is not sharded. So a run that is killed between the two still has the checkpoint before, whole; the
-folder that nothing names is removed with the next checkpoint. Any number of workers can read it, also one.
+holds all that is not sharded. So a run that is killed between the two still has its previous checkpoint, complete. The
+next checkpoint removes folders that no checkpoint names. Any number of workers can read a checkpoint, even one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARTS = ("model", "optimizer", "average")
 def write_shards(content: dict[str, Any], folder: Path, world: World, *, whole: bool) -> dict[str, Any]:
     """Write the sharded tensors of ``content``; returns what is left for rank 0 to write. All ranks call this.
 
-    ``whole``: the weights and their average stay, whole, in what is returned on rank 0: others can read them.
+    ``whole``: rank 0's result also holds the weights and their average, not sharded: other programs can read them.
 
     Raises DiskFull or CheckpointError on all ranks; nothing is left behind then.
     """
@@ -70,7 +70,7 @@ def _nothing(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _named(failed: Any, folder: Path) -> Exception:
-    """The error of all ranks for what has failed on some."""
+    """The error that all ranks raise when writing or reading failed on some."""
     errors = [error for error, _ in failed.failures.values()]
     for error in errors:
         if (number := full_errno(error, folder)) is not None:
@@ -81,8 +81,8 @@ def _named(failed: Any, folder: Path) -> Exception:
 def read_shards(
     content: dict[str, Any], folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average: list[Any]
 ) -> dict[str, Any]:
-    """``content`` with its sharded tensors, each sharded as the one of the run that it will be copied to; also with
-    whole ones, where the run shards and the run that wrote them did not. All ranks call this.
+    """``content`` with its sharded tensors, each sharded like the tensor of this run that it will be copied to. If this
+    run shards and the run that wrote them did not, whole tensors are sharded. All ranks call this.
 
     Raises CheckpointError if the folder cannot be read.
     """
@@ -125,8 +125,8 @@ def _shared_out(tensor: torch.Tensor, like: Any) -> torch.Tensor:
 
 
 def check_shards(content: dict[str, Any], folder: Path) -> None:
-    """Raise CheckpointError if a checkpoint's folder of shards is not there, a file in it is too short, or its index
-    names what may run code."""
+    """Raise CheckpointError if a checkpoint's folder of shards is missing, a file in it is too short, or its index
+    names an object that may run code."""
     if SHARDS not in content:
         return
     there = folder / content[SHARDS]["folder"]
@@ -142,10 +142,10 @@ def check_shards(content: dict[str, Any], folder: Path) -> None:
 
 
 class _Index(pickle.Unpickler):
-    """Reads torch's index of a folder, a pickle, which may name classes of its module alone."""
+    """Reads torch's index of a folder. It is a pickle that may name only torch's types, its checkpoints' and paths."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class. Raises CheckpointError for another one."""
+        """The class, if the index may name it; else raises CheckpointError."""
         known = module == "torch" or module.startswith(("torch.distributed.checkpoint.", "pathlib"))
         if known and "." not in name and isinstance(found := super().find_class(module, name), (type, torch.dtype)):
             return found
@@ -171,7 +171,7 @@ def remove_unnamed(folder: Path, checkpoints: Iterable[Path]) -> None:
 
 
 def _mapped(function: Callable[[str, torch.Tensor], torch.Tensor], value: Any, path: str) -> Any:
-    """``value`` with ``function`` of the path and each tensor in the tensor's place."""
+    """A copy of ``value`` in which ``function(path, tensor)`` replaces each tensor."""
     if isinstance(value, torch.Tensor):
         return function(path, value)
     if isinstance(value, dict):

@@ -27,15 +27,15 @@ from bigbatch.train_loop.plugins.registry import whose_error
 from bigbatch.train_loop.reporter import ListReporter
 
 IMAGES = 4
-"""Of a batch: BatchNorm needs two, and a loss that mixes up examples and classes shows with four."""
+"""Images of a batch. BatchNorm needs two. Four reveal a loss that confuses examples and classes."""
 
 
 def run_smoke_test(config: TrainConfig, scan: FolderScan | None = None, needs_top1: bool = False) -> None:
     """Train one step of two micro-batches of a few images, and validate one, on the CPU in float32.
 
     Args:
-        scan: the images of an image folder, where they were listed before.
-        needs_top1: whether a search optimises right answers, which outputs and targets must then have.
+        scan: the list of an image folder's images, if it exists already.
+        needs_top1: whether a search optimises top-1. Then outputs and targets must be such that it can be computed.
 
     Raises:
         ConfigError: outputs do not fit the classes, the loss or the objective, the loss is not one finite number, or a
@@ -129,12 +129,12 @@ def _check_loss(run: Run) -> None:
 
 
 def _check_state(run: Run) -> None:
-    """Raise ConfigError if a run could not go on from its checkpoint: with a network that is built again."""
+    """Raise ConfigError if a run could not resume: its network is built again, and a checkpoint is loaded into it."""
     config, file = run.config, io.BytesIO()
     try:
         torch.save([run.model.state_dict(), run.optimizer.state_dict()], file)
         file.seek(0)
-        model, _ = torch.load(file, weights_only=True)  # as checkpoints are read, which can then hold no code
+        model, _ = torch.load(file, weights_only=True)  # as checkpoints are read, so that no code in them can run
         if is_own(config.model.name):  # torchvision's and timm's are built alike each time
             build_model(config.model, run.source.info).load_state_dict(model)
     except Exception as error:

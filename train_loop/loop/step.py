@@ -60,11 +60,11 @@ class TrainStep:
 
     @cached_property
     def validation_loss(self) -> LossFunction:
-        """The same of validation: the user's loss, else one by which runs with other losses compare."""
+        """The mean loss in validation: the user's own loss, else one that is comparable between runs."""
         return self.loss if has_own_loss(self.config) else plain_loss(self.config.loss)
 
     def prepare(self, images: Nested) -> Nested:
-        """The input of the model, from a batch's images on the device. What is no image stays as it is."""
+        """The input of the model, from a batch's images on the device. Inputs that are not images stay as they are."""
         inputs = self.normalise(images)
         if isinstance(inputs, torch.Tensor) and inputs.ndim == 4 and inputs.is_floating_point():
             return inputs.contiguous(memory_format=memory_layout(self.config))
@@ -86,10 +86,10 @@ class TrainStep:
             count: micro-batches of this rank in the step.
             last: whether this is the last of them. With the last one, gradients are summed over the ranks.
 
-        Returns the micro-batch's mean loss ``[]``, float32, and the model's outputs, of a classifier logits ``[N, K]``,
-        in the run's precision, detached.
+        Returns the micro-batch's mean loss ``[]`` in float32, and the model's outputs in the run's precision. A
+        classifier's outputs are logits ``[N, K]``. Both are detached.
 
-        Raises UnusedParameterError, on the ranks that it happens on, if the last micro-batch left a parameter out.
+        Raises UnusedParameterError if the last micro-batch gave a parameter no gradient, on the ranks where it did so.
         """
         with contextlib.nullcontext() if last else self._gradients_stay_local():
             with self.phase("forward"):
@@ -121,10 +121,10 @@ class TrainStep:
             return taken
 
     def clip_and_step(self) -> bool:
-        """Step with the gradients at the rate that the optimizer has. Returns as ``update``."""
+        """Step with the gradients at the learning rate that is set in the optimizer. Returns the same as ``update``."""
         clip = self.config.optimizer.clip_grad_norm
         if clip > 0 or self.scaler.is_enabled():
-            self.scaler.unscale_(self.optimizer)  # before any norm: the clip's here and LARS' and LAMB's in the step
+            self.scaler.unscale_(self.optimizer)  # before any norm: clipping computes one here, LARS and LAMB later
         if clip > 0:
             norm = total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), clip, norm)
@@ -137,10 +137,11 @@ class TrainStep:
         return self.scaler.get_scale() >= before
 
     def _check_gradients(self) -> None:
-        """Raise UnusedParameterError if this rank's backward pass has not handed over every gradient to be summed.
+        """Raise UnusedParameterError if this rank's backward pass left a gradient out of the sum over the ranks.
 
-        DDP itself would say so in the next forward pass. Until then this rank steps with gradients that are not
-        summed, and its next collective meets the sum that other ranks still wait for: gloo's and NCCL's raw errors.
+        DDP itself reports this only in the next forward pass. Before that, this rank would step with gradients that are
+        not summed, and its next collective would meet the sum that other ranks still wait for: a raw error of gloo or
+        NCCL.
         """
         failed: RuntimeError | None = None
         if isinstance(self.parallel, DistributedDataParallel):
@@ -166,7 +167,7 @@ class TrainStep:
 
 
 def placed(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
-    """The model on the device, in the run's memory layout, which networks with 3-D convolutions do not have."""
+    """The model on the device, in the run's memory layout. A network with 3-D convolutions keeps its own layout."""
     if any(p.ndim == 5 for p in model.parameters()):
         return model.to(device)
     return model.to(device, memory_format=memory_layout(config))  # type: ignore[call-overload]

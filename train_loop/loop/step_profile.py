@@ -25,12 +25,12 @@ from bigbatch.train_loop.loop.validation import measure, prepare_batch_norm
 from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
 
 WARMUP_STEPS = 5
-"""Not measured: kernels are chosen and compiled, memory is reserved, loader processes fill their slots."""
+"""These steps are not measured: they choose and compile kernels, reserve memory and fill the loader's slots."""
 
 
 @dataclass(frozen=True)
 class StepProfile:
-    """What was measured of a run, with estimates of times, which are those of the slowest worker."""
+    """What was measured of a run, with estimates. Validation's times are the slowest worker's, the others are means."""
 
     device: str
     workers: int
@@ -38,27 +38,27 @@ class StepProfile:
     accumulation_steps: int
     micro_size: int
     steps: int
-    """Measured ones."""
+    """Measured steps."""
     phases: dict[str, float]
-    """Seconds of a step, means over the steps and the workers: ``PHASES``, ``other``, what is left of a step, and
-    ``step``. ``communication`` is a part of ``backward``; 0 for one worker. Where it is small it may be below 0."""
+    """Seconds, means over the steps and the workers: of ``PHASES``, of the whole ``step``, and of ``other``, its rest.
+    ``communication`` is a part of ``backward``: 0 for one worker. A small one may be measured as below 0."""
     images_per_s: float
     steps_per_epoch: int
     train_s: float
-    """Of the steps of an epoch."""
+    """Seconds of the training steps of an epoch."""
     val_s: float
-    """Of a validation, with the images of the holdout."""
+    """Seconds of a validation, including the holdout's images."""
     bn_s: float
-    """Of precise BatchNorm statistics, before each validation."""
+    """Seconds of precise BatchNorm statistics, before each validation."""
     epochs: int
     run_s: float
-    """Of all epochs with their validations. Start-up and checkpoints come on top."""
+    """Seconds of all epochs with their validations, without start-up and checkpoints."""
     memory_bytes: int
-    """See ``worker_use.peak_bytes``; the most of all workers."""
+    """See ``worker_use.peak_bytes``; the largest of all workers."""
 
 
 def measure_steps(run: Run, steps: int) -> StepProfile:
-    """Measure ``steps`` training steps, and validation. All ranks call it, and get the same."""
+    """Measure ``steps`` training steps, and validation. All ranks call it, and get the same result."""
     device, world, config, split, timer = run.world.device, run.world, run.config, run.split, _timed(run)
     batches = _endless_steps(run)
     for _ in range(WARMUP_STEPS):
@@ -127,7 +127,7 @@ def _timed_step(run: Run, timer: StepTimer, batches: Iterator[Step]) -> None:
 
 
 def _phases(run: Run, timer: StepTimer, batches: Iterator[Step], steps: int) -> dict[str, float]:
-    """The mean times of ``steps`` steps; of several workers also of as many between them that sum no gradients."""
+    """The mean times of ``steps`` steps. With DDP, a step that sums no gradients follows each of them."""
     parallel = run.step.parallel
     is_summed = isinstance(parallel, DistributedDataParallel)
     for _ in range(steps):

@@ -39,7 +39,7 @@ from bigbatch.train_loop.reporter import EpochRecord, Reporter, best_record
 __all__ = ["NonFiniteLossError", "TrainResult", "TrainingStopped", "train"]
 
 MIN_GRADIENT_SCALE = 2.0**-20
-"""Below this loss scale, no scale prevents overflow in fp16. 36 skipped steps in a row from the first one lead here."""
+"""Below this loss scale, no scale prevents overflow in fp16. 36 skipped steps in a row from the first step reach it."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class TrainResult:
     record: EpochRecord
     """The record of the last epoch."""
     best_val_top1: float | None
-    """None where the targets are no classes."""
+    """None if the targets are not classes."""
     best_epoch: int
-    """The first epoch with that accuracy, else with the lowest validation loss, 1-based."""
+    """1-based: the first epoch with that accuracy, or without accuracies the one with the lowest validation loss."""
     history: tuple[EpochRecord, ...]
-    """Records of all epochs, with those from before a resume."""
+    """Records of all epochs, including those before a resume."""
 
 
 def train(
@@ -74,21 +74,22 @@ def train(
 
     A checkpoint is written between steps when ``checkpoint_every_s`` have passed since the last one, when the reporter
     asks for one, and after the last epoch. A thread writes it while training goes on; a stop, an error and the last
-    epoch's report wait for it. A resumed run trains and reports again what came after the last one.
+    epoch's report wait for it. A resumed run repeats and reports again the steps after the last checkpoint.
 
     Args:
         checkpoint_every_s: 0 means at the end of each epoch, before its report, and not within epochs.
         device: None: the current CUDA device, else the CPU. ``train`` seeds torch's global generators.
         stage_folder: where each node keeps a copy of a packed data set; it changes no result.
-        scan: the images of an image folder, on rank 0, where they were listed before; else rank 0 lists them.
+        scan: the list of an image folder's images, on rank 0, if it exists already; None: rank 0 makes the list.
 
     Raises:
         ConfigError: batch, model, data, device or checkpoint do not suit the configuration.
         NonFiniteLossError: on all ranks, when the loss of any becomes NaN or infinite.
         CheckpointError: no checkpoint in the folder can be read.
         DeviceMemoryError: a step does not fit into the device's memory. One worker first tries smaller micro-batches,
-            down to one image. Of several the one that failed raises; if ``halved`` is true, start all of them again.
-        NodeMemoryError, OwnCodeError: as DeviceMemoryError, on CPUs; a user's function raised an exception.
+            down to one image. With several, the one that failed raises; if ``halved`` is true, start all again.
+        NodeMemoryError: the same as DeviceMemoryError, for runs on CPUs.
+        OwnCodeError: a user's function raised an exception.
         TrainingStopped: see ``Reporter``.
     """
     checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s)
@@ -189,7 +190,7 @@ def take_step(run: Run, step: Step | list[Batch], rate: float) -> None:
 
 
 def _is_replayed(run: Run, batch: Sequence[Nested], rate: float) -> bool:
-    """Take the step by replay, if there is one. The last step of an epoch may be smaller, and hooks look at it."""
+    """Take the step as a replay, if possible. An epoch's last step is none: it may be smaller, and hooks read it."""
     progress = run.progress
     if run.replay is None or progress.step + 1 == run.steps_per_epoch:
         return False
@@ -312,9 +313,9 @@ def _write_checkpoint(run: Run) -> None:
 
 
 def _save(run: Run) -> None:
-    """Let a checkpoint be written beside training. The last one, which is the run's result, is written at once.
+    """Write a checkpoint in a thread while training continues. The last one, the run's result, is written at once.
 
-    Raises DiskFull for the last one. Without room for another one training continues.
+    Raises DiskFull for the last one only. If the disk has no room for an earlier one, training continues.
     """
     if run.progress.epoch < run.config.epochs:
         run.checkpoints.save_behind(_content(run))

@@ -1,8 +1,8 @@
-"""Validation: BatchNorm's statistics before it, the sums over its images, and what of them is recorded.
+"""Validation: BatchNorm's statistics before it, the sums over its images, and the values for the record.
 
-Last, what a constant prediction reaches on the validation examples, where targets are classes: a run that is not better
-has learned nothing. The constant is the logarithm of these examples' own frequencies, so no other constant does better:
-the cross entropy is then the entropy of the frequencies, and the answer the most frequent class.
+If targets are classes, there is a baseline: what a constant prediction reaches on the validation examples. A run that
+is not better has learned nothing. The constant is the logarithm of the classes' frequencies in these examples. No other
+constant is better: its cross entropy is the entropy of the frequencies, and its answer the most frequent class.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def prepare_batch_norm(run: Run) -> None:
     if not precise_bn.is_precise_bn_on(config.precise_bn, run.steps_per_epoch):
         return
     count = precise_bn.images_of(config.precise_bn_images, run.source.info.train_size)
-    if config.model.sync_bn:  # its forward is a collective: as many batches on each rank
+    if config.model.sync_bn:  # its forward is a collective: each rank needs equally many batches
         whole = run.split.micro_size * run.world.workers
         count = max(count // whole, 1) * whole
     batches = run.source.bn_batches(
@@ -44,7 +44,7 @@ def prepare_batch_norm(run: Run) -> None:
     numbers = itertools.count()
 
     def forward(images: Nested) -> None:
-        seed_batch(run, "batch norm", next(numbers))  # a layer may have dropout before it
+        seed_batch(run, "batch norm", next(numbers))  # dropout may come before BatchNorm
         with run.step.autocast():
             run.model(images)
 
@@ -53,11 +53,10 @@ def prepare_batch_norm(run: Run) -> None:
 
 @torch.no_grad()  # not inference mode: a network may keep a tensor that it makes here, and train with it
 def validate(run: Run) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """This rank's sums over its share of the validation images, and of the holdout if there is one, see ``MetricSums``;
-    and the fields of the record that hold for all ranks: the further metrics, and in the first epoch what a constant
-    prediction reaches.
+    """Validate on this rank's share of the validation images, and of the holdout's if there is one.
 
-    Together the ranks see each image once.
+    Returns this rank's sums (``MetricSums``), and the record's fields that are the same on all ranks: the further
+    metrics and, in the first validation, the baseline. Together the ranks see each image once.
     """
     run.model.eval()
     # There is no backward pass, so twice the micro-batch fits.
@@ -82,7 +81,7 @@ def _needs_baseline(run: Run) -> bool:
 
 
 def measure(run: Run, batches: Iterable[Batch], seen: SeenTargets | None = None) -> torch.Tensor:
-    """Sums over the images of ``batches``, see ``MetricSums``; the further metrics have then seen these images.
+    """Sums over the images of ``batches``, see ``MetricSums``. The further metrics are reset, then get these images.
 
     ``seen`` keeps their targets. On a GPU a smaller last batch is filled up to the size of the others.
     """
@@ -135,14 +134,14 @@ def validation_values(run: Run, sums: Sequence[Sums]) -> dict[str, Any]:
 
 
 MOST_BYTES = 64 * 2**20
-"""Targets of a rank that are kept at most. With more there is no baseline."""
+"""The largest size of a rank's targets that are kept. With more there is no baseline."""
 LEAST_SHARE = 1e-12
-"""In place of a share of 0, whose logarithm is infinite: some losses make NaN of it."""
+"""Replaces a frequency of 0. Its logarithm is infinite, which some losses turn into NaN."""
 UNKNOWN = -1
 
 
 class SeenTargets:
-    """The classes of validation with the shapes of their scores, batch by batch, as long as these are all there is."""
+    """Validation's targets and the shapes of its scores, batch by batch, as long as all targets are classes."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[torch.Tensor, torch.Size]] = []
@@ -151,7 +150,7 @@ class SeenTargets:
         self._bytes = 0
 
     def add(self, outputs: Nested, targets: Nested) -> None:
-        """Keep a copy of the targets, if they are few: the loader writes into its own memory again."""
+        """Keep the targets, if they are few: as a copy, because the loader reuses its memory."""
         classes = _classes(outputs, targets)
         self._bytes += targets.nbytes if classes > 0 else 0
         if classes == UNKNOWN or self.classes not in (0, classes) or self._bytes > MOST_BYTES:
@@ -162,7 +161,7 @@ class SeenTargets:
 
 
 def _classes(outputs: Nested, targets: Nested) -> int:
-    """K, where these are scores ``[N, K, …]`` and classes ``[N, …]``."""
+    """K, if these are scores ``[N, K, …]`` and classes ``[N, …]``; else ``UNKNOWN``."""
     if not (isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)):
         return UNKNOWN
     if not outputs.is_floating_point() or targets.is_floating_point() or outputs.ndim != targets.ndim + 1:
@@ -174,10 +173,10 @@ def _classes(outputs: Nested, targets: Nested) -> int:
 def constant_values(
     seen: SeenTargets, prefix: str, loss: LossFunction, metrics: Mapping[str, ValidationMetric], world: World
 ) -> dict[str, float]:
-    """Name of a metric → the value of the constant over the examples of all ranks, which all call this.
+    """Name of a metric → its value for the constant over the examples of all ranks. All ranks call this.
 
-    What raises an exception for constant outputs, or gives no finite number, is left out. The metrics have then seen
-    these examples.
+    A metric that raises an exception for constant outputs, or is not finite, is left out. Afterwards the metrics'
+    states are those of these examples.
 
     Args:
         prefix: ``val`` or ``holdout``.
@@ -187,7 +186,7 @@ def constant_values(
         return {}
     counts = torch.zeros(kinds.pop(), dtype=torch.float64, device=world.device)
     for targets, _ in seen.batches:
-        flat = targets.flatten().long()  # what is no class, as what a loss ignores, does not count
+        flat = targets.flatten().long()  # labels that are no class, which a loss may ignore, do not count
         counts += torch.bincount(flat[(flat >= 0) & (flat < len(counts))], minlength=len(counts))
     total = world.sum(counts).sum().item()
     if not total:
@@ -205,7 +204,7 @@ def _constant_outputs(constant: torch.Tensor, shape: torch.Size) -> torch.Tensor
 
 
 def _loss_and_top1(seen: SeenTargets, constant: torch.Tensor, loss: LossFunction, world: World) -> dict[str, float]:
-    """Over the examples of all ranks; not a number for what there is none of."""
+    """Loss and top-1 of the constant over the examples of all ranks; NaN for one that cannot be computed."""
     sums = MetricSums(world.device)
     for targets, shape in seen.batches:
         outputs = _constant_outputs(constant, shape)

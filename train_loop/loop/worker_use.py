@@ -27,13 +27,13 @@ PROCESS_PEAK = Path("/proc/self/clear_refs")
 
 
 FORGET_RESIDENT_PEAK = "5"
-"""What ``/proc/self/clear_refs`` takes for it: proc(5)."""
+"""Written to ``/proc/self/clear_refs``, it resets the peak: proc(5)."""
 
 
 def forget_peak(device: torch.device) -> None:
-    """Begin again to look for the peak: of a CUDA device, or of this process, which may have trained another trial.
+    """Reset the memory peak of a CUDA device, or of this process, which may have trained another trial before.
 
-    Where the system cannot forget a process's peak, it stays that since the process began.
+    If the system cannot reset a process's peak, the peak since the process began stays.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -43,18 +43,18 @@ def forget_peak(device: torch.device) -> None:
 
 
 def give_back_memory() -> None:
-    """Return to the system what the C library keeps of freed memory, where it can."""
+    """Return freed memory that the C library keeps to the system, if the library can."""
     with contextlib.suppress(OSError, AttributeError):  # other than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident_bytes() -> int:
-    """The resident set of this process in bytes; 0 where the system does not tell it."""
+    """The resident set of this process in bytes; 0 if the system does not report it."""
     return _of_status("VmRSS:") or 0
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Bytes that this rank needed at most.
+    """The peak memory of this rank, in bytes.
 
     On CUDA: what torch's allocator held in tensors on ``device`` (``torch.cuda.max_memory_allocated``) since
     ``forget_peak``. Elsewhere: the largest resident set of this process since then, without its children.
@@ -67,8 +67,8 @@ def peak_bytes(device: torch.device) -> int:
 def resident_peak_bytes() -> int:
     """The largest resident set of this process in bytes.
 
-    Linux tells it of this program alone (VmHWM in proc(5)). ``getrusage`` also counts what the process was before it
-    became this program, so a child of a large process would begin with its parent's size.
+    Linux reports it for this program alone (VmHWM in proc(5)). ``getrusage`` also counts the time before ``exec``, so a
+    child of a large process would begin with its parent's size.
     """
     if peak := _of_status("VmHWM:"):
         return peak

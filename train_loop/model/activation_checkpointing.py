@@ -110,9 +110,9 @@ def _after_each_other(layers: Sequence[nn.Module]) -> Callable[[Any], Any]:
 
 
 def _checkpointed(parts: Sequence[nn.Module], forward: Callable[..., Any]) -> Callable[..., Any]:
-    """``forward``, which runs ``parts`` of the network, as one that keeps its input alone.
+    """A version of ``forward``, which runs ``parts`` of the network, that keeps only its input.
 
-    It raises ConfigError if they overwrite their first argument.
+    It raises ConfigError if the parts overwrite their first argument.
     """
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -22,10 +22,10 @@ LossFunction = Callable[[Nested, Nested], torch.Tensor]
 def loss_function(config: TrainConfig, device: torch.device) -> LossFunction:
     """The loss of a configuration, for training and for validation.
 
-    A user's loss may get and compute anything: outputs and targets pass as they are, but for floating-point outputs in
-    float32. A class gets the options when its object is made, whose buffers, e.g. weights of classes, go to ``device``.
-    Raises ConfigError and OwnCodeError as ``registry.loaded``, and ConfigError for a loss that has
-    parameters to train. The function raises ConfigError where the user's returns anything but one number.
+    A user's loss may get and compute anything: outputs and targets are passed unchanged, except that floating-point
+    outputs become float32. If it is a class, its object is made with the options, and its buffers, e.g. class weights,
+    go to ``device``. Raises ConfigError and OwnCodeError as ``registry.loaded``, and ConfigError for a loss that has
+    parameters to train. The returned function raises ConfigError unless the user's loss returns one number.
     """
     kind, smoothing = config.loss, config.label_smoothing
     if not has_own_loss(config):
@@ -56,7 +56,7 @@ def loss_function(config: TrainConfig, device: torch.device) -> LossFunction:
 
 
 def plain_loss(kind: str) -> LossFunction:
-    """The built-in loss of validation: the plain cross entropy, by which runs with other losses and smoothing compare.
+    """The built-in loss of validation: plain cross entropy, to compare runs with different losses and smoothing.
 
     With ``bce`` and targets ``[N, K]``, whose classes do not exclude each other, it is ``bce`` without smoothing.
     """
@@ -105,7 +105,7 @@ def training_loss(
     ``bce``: each class by itself, −(1/K) Σ_k [q_k log σ(z_k) + (1 − q_k) log(1 − σ(z_k))], as Wightman et al. 2021,
     "ResNet strikes back", §3.1 (the mean over classes is timm's). Classes need not add up to 1, so y is 1 for *every*
     class of a mixed image, whatever its share: timm's ``BinaryCrossEntropy`` with ``target_threshold=0``. Other labels
-    ``[N, K]``, of 0 to 1, are y as they are.
+    ``[N, K]``, of 0 to 1, are used as y unchanged.
 
     ``mixed``: whether labels ``[N, K]`` are the shares of mixed images' classes.
 

@@ -91,7 +91,7 @@ def _check_own(config: ModelConfig) -> None:
 
 
 def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
-    """A network for the data set, of a classifier ``[N, 3, H, W]`` to logits ``[N, num_classes]``.
+    """A network for the data set. A classifier maps ``[N, 3, H, W]`` to logits ``[N, num_classes]``.
 
     The weights come from torch's global generator and torchvision's initialisation (He et al. 2015,
     fan-out, for convolutions), or from ``model.pretrained``; nothing is downloaded. Raises ConfigError for an unknown
@@ -114,7 +114,7 @@ def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
         from bigbatch.train_loop.model.sharding import check_shardable
 
         check_shardable(model, config.name)
-    # Last: its layers are no BatchNorm2d, by which those above are found.
+    # Last: SyncBatchNorm is no BatchNorm2d, and the code above looks for that class.
     return nn.SyncBatchNorm.convert_sync_batchnorm(model) if config.sync_bn else model
 
 
@@ -255,7 +255,7 @@ def timm_network(name: str, options: Mapping[str, object], info: DataInfo) -> nn
         try:
             return timm.create_model(wanted, pretrained=False, **{**facts, "img_size": info.image_size, **options})
         except TypeError as error:
-            # timm tells by this error alone that a network takes no size: it takes any.
+            # Only this error of timm tells that a network takes no size, and so accepts any.
             if "'img_size'" not in str(error) or "img_size" in options:
                 raise
             return timm.create_model(wanted, pretrained=False, **{**facts, **options})
@@ -288,7 +288,7 @@ def check_pretrained(name: str) -> Path:
 def load_pretrained(model: nn.Module, name: str, num_classes: int) -> None:
     """Copy the weights into the model. A last layer for other classes keeps its fresh weights.
 
-    Raises ConfigError if a tensor is missing, unknown, or of another shape, but for tensors whose first dimension is
+    Raises ConfigError if a tensor is missing, unknown, or of another shape, except for tensors whose first dimension is
     ``num_classes`` here: those of the last layer.
     """
     import torch

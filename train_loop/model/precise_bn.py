@@ -15,13 +15,13 @@ value n steps ago, which belongs to older weights. With large steps and 20 steps
 digits showed 9 % top-1. With 100 steps, less than 0.9^100 < 3e-5 of an older epoch is left."""
 
 ENOUGH = 256
-"""Moments of this many images are good enough: also of a last map with one pixel, the mean of a channel has a standard
+"""Moments of this many images are good enough: even if the last map has one pixel, the mean of a channel has a standard
 error of a sixteenth of its standard deviation."""
 
 
 def images_of(most: int, train_size: int) -> int:
-    """How many training images to use: `most`, but of a small data set a quarter of an epoch, whose forward pass costs
-    a twelfth of its training, and not fewer than `ENOUGH`, if there are so many."""
+    """How many training images to use: `most`; of a small data set only a quarter, whose forward pass costs a twelfth
+    of training an epoch, but at least `ENOUGH`, if there are so many."""
     return min(most, train_size, max(train_size // 4, ENOUGH))
 
 
@@ -97,7 +97,7 @@ class _Moments:
         self._clear()
 
     def end(self) -> None:
-        """Leave the layer as it was, but for its running statistics."""
+        """Restore the layer, except its running statistics."""
         self._hook.remove()
         self._bn.momentum = self._momentum
 

@@ -29,8 +29,8 @@ saves."""
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The parts that a network repeats: the entries of its lists of modules that have trainable weights.
 
-    A list is an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict``. Of an entry that has lists of several such
-    parts itself, as a stage of a CoAtNet, these parts. No entry that shares a weight with another place of the network.
+    A list is an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict``. If an entry has lists of several such parts
+    itself, e.g. a stage of a CoAtNet, these replace it. Entries that share a weight with other places are left out.
     """
     total = _size(model)
     found = [part for part in _entries(model) if _has_parts(part) or _size(part) >= LEAST_LAYER * total]
@@ -88,7 +88,7 @@ def shard(model: nn.Module, world: World, *, bf16_gradients: bool) -> nn.Module:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     for tensor in (*model.parameters(), *model.buffers()):
-        # As DDP does, for a user's network may draw without our seed. FSDP2 and gloo take no channels_last.
+        # As DDP does, because a user's network may draw without our seed. FSDP2 and gloo take no channels_last.
         there = tensor.detach().to(world.device).contiguous()
         dist.broadcast(there, src=0)
         tensor.data = there.to(tensor.device)
@@ -109,7 +109,7 @@ def is_shared_out(model: nn.Module) -> bool:
 
 @contextmanager
 def gradients_stay_local(model: nn.Module) -> Iterator[None]:
-    """Within the block a backward pass adds to whole gradients on this rank, which the next one outside sums."""
+    """Within the block a backward pass adds to whole gradients on this rank. The next pass outside sums them."""
     model.set_requires_gradient_sync(False)  # type: ignore[operator]
     try:
         yield
@@ -120,7 +120,7 @@ def gradients_stay_local(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def whole_weights(model: nn.Module) -> Iterator[None]:
     """Within the block each worker has all weights, and a forward pass waits for no other worker: ranks may make
-    different numbers of them. Does nothing to a network that is whole."""
+    different numbers of passes. Does nothing to a network that is not sharded."""
     parts: list[Any] = [part for part in model.modules() if is_shared_out(part)]
     for part in parts:
         part.set_reshard_after_forward(False, recurse=False)

@@ -50,13 +50,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[ParamGroup]:
     """Trainable parameters in two groups: with weight decay and trust ratio, and without either.
 
-    Without: all parameters of normalisation layers, and every tensor of at most one dimension
-    (biases, scales). So are scales of a channel each that are stored as ``[C, 1, 1]`` (ConvNeXt's
-    ``layer_scale``), where they belong to no layer with a weight matrix. Found by module type and
-    shape, never by name: torchvision's ``downsample.1`` is a BatchNorm. So are the parameters that
-    the model or a part of it names itself, in timm's ``no_weight_decay()``. A parameter that several
-    modules share occurs once, and is a norm layer's if any of them is one. Groups follow the
-    model's parameter order; an empty one is left out.
+    The second group has all parameters of normalisation layers, and every tensor of at most one dimension (biases,
+    scales). It also has scales with one number per channel that are stored as ``[C, 1, 1]`` (ConvNeXt's
+    ``layer_scale``), unless they belong to a layer with a weight matrix. Module type and shape decide, not names:
+    torchvision's ``downsample.1`` is a BatchNorm. Last, it has the parameters that the model or a part of it names
+    itself, in timm's ``no_weight_decay()``. A parameter that several modules share occurs once, and counts as a norm
+    layer's if any of them is one. Groups follow the model's parameter order; an empty one is left out.
     """
     scales = {id(p) for module in model.modules() for p in module.parameters(recurse=False) if _is_scale(module, p)}
     scales |= _without_decay(model)
@@ -92,8 +91,8 @@ def _is_scale(module: nn.Module, p: nn.Parameter) -> bool:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool = False) -> torch.optim.Optimizer:
-    """The optimizer that ``config`` describes, at its peak learning rate; each group's ``LR_FACTOR``
-    is what ``set_learning_rate`` multiplies it by.
+    """The optimizer that ``config`` describes, at its peak learning rate. ``set_learning_rate`` multiplies a rate by
+    each group's ``LR_FACTOR``.
 
     Args:
         model: must already be on its device.
@@ -171,7 +170,7 @@ def _users_own(groups: list[ParamGroup], config: OptimizerConfig) -> torch.optim
 def _torchs_own(groups: list[ParamGroup], config: OptimizerConfig, grad_scaler: bool) -> torch.optim.Optimizer:
     groups = [
         {key: value for key, value in group.items() if key != "trust_ratio"} for group in groups
-    ]  # they know none
+    ]  # they do not know this flag
     fused = can_fuse((p for group in groups for p in group["params"]), grad_scaler)
     how: dict[str, Any] = {"lr": config.peak_lr, "foreach": not fused, "fused": fused}
     optimizer: torch.optim.Optimizer

@@ -1,5 +1,5 @@
-"""Use torch's fused SGD and AdamW (``fused=True``), which need one pass over memory for each step, where they are
-right; LARS and LAMB take their kernels on CPUs.
+"""Use torch's fused SGD and AdamW (``fused=True``), which need one pass over memory for each step, if they are correct.
+LARS and LAMB use their kernels on CPUs.
 
 The fused kernels read a parameter, its gradient and its state by address. If these have different memory layouts (a
 channels-last weight with a contiguous gradient), the kernels silently take wrong steps, on torch 2.15. Autograd gives

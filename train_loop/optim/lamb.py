@@ -69,7 +69,7 @@ class LAMB(LayerwiseOptimizer):
     """
 
     _scratch: Tensor | None = None
-    """Two lists of the largest bucket on a CPU. Of the class: torch copies an optimizer without its attributes."""
+    """Two lists of the largest bucket, on CPUs. A class attribute: torch copies an optimizer without its own ones."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class LAMB(LayerwiseOptimizer):
             self._gradient_scale = torch.where(norm > 0, 1.0 / norm, 1.0)
 
     def _buckets(self, group: ParamGroup) -> Iterator[Bucket]:
-        """Buckets with one step number each, so that bias corrections are numbers; unless the host may not read it."""
+        """Buckets with one step number each, so that bias corrections are numbers, if the host may read the steps."""
         steps = self._count(group)
         if self._steps_stay_on_device(group):
             return buckets(group)

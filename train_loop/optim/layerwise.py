@@ -1,8 +1,8 @@
 """The common part of LARS and LAMB: multi-tensor buckets, float32 arithmetic, checks and loading.
 
-Both scale each parameter tensor's step by a ratio of norms, which are those of whole tensors. DDP keeps tensors whole.
-Of tensors that ``fully_shard`` has sharded a rank steps with its own parts, and one sum over the ranks gives the norms
-of a bucket. What is flattened or sharded otherwise is refused when a group is added.
+Both scale each parameter tensor's step by a ratio of norms, which are norms of whole tensors. DDP keeps tensors whole.
+If ``fully_shard`` has sharded them, a rank steps with its own parts, and one sum over the ranks gives the norms of a
+bucket. Tensors that are flattened, or sharded in another way, are refused when a group is added.
 
 The arithmetic uses passes over lists of tensors (``torch._foreach_*``). On accelerators a pass takes a few kernels,
 except if every tensor has its own factor on the device: no multi-tensor kernel does that. It happens only once in
@@ -44,7 +44,7 @@ class Bucket:
     device: torch.device
     dtype: torch.dtype
     ranks: dist.ProcessGroup | None
-    """Those that hold the other parts of the same tensors; None: the tensors are whole."""
+    """The ranks that hold the other parts of the same tensors; None: the tensors are whole."""
 
     def store(self) -> None:
         """Round the new weights back into parameters of a narrower type (bf16, fp16)."""
@@ -62,13 +62,13 @@ class Bucket:
 
 
 CPU_BUCKET_ELEMENTS = 1 << 19
-"""On CPUs a bucket ends here, so that one pass finds in the cache what the one before has written.
+"""On CPUs a bucket ends at this size, so that a pass finds in the cache what the previous pass has written.
 2 MB of float32 a list. On two cores with 32 MB of L3, ResNet-50's multi-tensor step was as fast from 2^15 to
 2^19 and 5 to 8 times as slow in one bucket."""
 
 
 def buckets(group: ParamGroup, key: Callable[[Tensor], object] = lambda p: None) -> Iterator[Bucket]:
-    """The group's parameters that have a gradient, a bucket a device, dtype and ``key``, in stable order.
+    """The group's parameters that have a gradient, one bucket for each device, dtype and ``key``, in stable order.
 
     Args:
         key: further hashable value that a bucket's parameters must share.
@@ -184,7 +184,7 @@ def is_sharded(p: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, in the same memory; another tensor itself."""
+    """This rank's part of a DTensor, in the same memory; any other tensor unchanged."""
     if not is_dtensor(tensor):
         return tensor
     with torch.no_grad():  # here, because it costs more than the rest, and a step asks for each tensor several times

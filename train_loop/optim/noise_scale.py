@@ -37,8 +37,8 @@ class GradientNorms:
 
     B is the global batch. b is a micro-batch: with accumulation, the step's first one on this rank,
     read before the others are added to it; without, this rank's share of the step, read from DDP's
-    buckets before they are all-reduced. One worker without accumulation has no b, and nothing is measured; nor is
-    anything of a sharded network, where no rank has a whole gradient.
+    buckets before they are all-reduced. One worker without accumulation has no b, and nothing is measured. A sharded
+    network is not measured either, because no rank has a whole gradient.
     The cost is one pass over the gradients for each of the two norms; the host reads nothing.
 
     ``sums``: float64 ``[3]`` on the device, Σ|g_b|², Σ|g_B|², steps. Steps whose gradients overflow are left out.
@@ -111,7 +111,7 @@ class GradientNorms:
 
 
 def squared_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Float64 ``[]``."""
+    """The sum of the squared L2 norms, float64 ``[]``."""
     if not tensors:
         return torch.zeros((), dtype=torch.float64)
     norms: Any = torch._foreach_norm(tensors)

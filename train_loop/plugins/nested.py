@@ -13,7 +13,7 @@ Nested = Any
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Nested) -> Nested:
-    """``value`` with ``function`` of each tensor in its place."""
+    """A copy of ``value`` in which ``function(tensor)`` replaces each tensor."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Functions of the user's, ``FILE.py:FUNCTION``, are loaded and called here, and errors of their code told from ours.
+"""Loads and calls the user's functions, ``FILE.py:FUNCTION``, and tells errors of their code from errors of ours.
 
 No torch here.
 """
@@ -100,10 +100,10 @@ def check_call(key: str, word: str, function: OwnFunction, given: Sequence[str],
 
 @contextmanager
 def users_code(key: str, word: str) -> Iterator[None]:
-    """What the user's code raises within becomes an OwnCodeError whose message is the traceback in the user's files.
+    """Within the block, an exception of the user's code becomes an OwnCodeError with the traceback in the user's files.
 
-    So does ``sys.exit``, which argparse calls too: it would end a process of ours without a word on where.
-    ConfigError and OwnCodeError pass as they are, the loss of another rank, and what else is no ``Exception``.
+    So does ``sys.exit``, which argparse calls, too: it would end our process without telling where. ConfigError,
+    OwnCodeError, the loss of another rank, and exceptions that are no ``Exception`` pass unchanged.
     """
     try:
         yield
@@ -118,11 +118,11 @@ def users_code(key: str, word: str) -> Iterator[None]:
 
 @contextmanager
 def whose_error(words: Mapping[str, str]) -> Iterator[None]:
-    """An error that passed through a user's file becomes an OwnCodeError, if its type is none of this package's.
+    """An error that passed through a user's file becomes an OwnCodeError, unless its type is one of this package's.
 
-    So does ``sys.exit``. The loss of another rank passes as it is.
+    So does ``sys.exit``. The loss of another rank passes unchanged.
 
-    For what calls users' code all the time, as training does: it costs nothing until something is raised.
+    It is for code that calls users' code all the time, such as training: it costs nothing until an error is raised.
 
     Args:
         words: the users' files by key (``names.own_words``).
@@ -140,7 +140,7 @@ def whose_error(words: Mapping[str, str]) -> Iterator[None]:
 def _passed(error: BaseException, words: Mapping[str, str]) -> tuple[str, str] | None:
     """Key and word of the user's code in the error's traceback; None if there is none.
 
-    That of the named function, else of its file, else of a file beside it.
+    The named function comes first, then its file, then a file beside it.
     """
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     theirs = [(Path(code.co_filename), code.co_name) for code in codes if not _is_installed(Path(code.co_filename))]

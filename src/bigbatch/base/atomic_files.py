@@ -52,7 +52,7 @@ def replacing(
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "wb") as file:
             yield file
-            # fsync knows only what Python has handed over.
+            # fsync writes only what Python has passed to the system.
             file.flush()
             if durable:
                 os.fsync(file.fileno())
@@ -95,11 +95,11 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def finish_folder(unfinished: Path, folder: Path) -> None:
-    """Give a folder that is written its name, durably: a reader finds it whole or not at all.
+    """Give a finished folder its name, durably: a reader finds the complete folder, or none.
 
     Both are on one file system, and there is no ``folder`` yet. Raises OSError.
     """
-    # What lies within first: a crash may keep the rename and lose what was not yet on the disk.
+    # First its content: a crash may keep the rename, and lose files that are not on the disk yet.
     for path in sorted(unfinished.rglob("*")):
         if path.is_dir():
             _sync_folder(path)

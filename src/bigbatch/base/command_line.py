@@ -1,7 +1,7 @@
 """A command line parser that reports an error in one line, and values of options as people type them.
 
 All packages use it. The parsing functions are ``type`` arguments for argparse. Their ArgumentTypeError has the rule,
-the value met, the fix. Of a mistyped word the nearest known one is found.
+the value met, the fix. For a mistyped word this file finds the nearest known word.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def empty_value(name: str, value: str) -> str:
 
 
 CALLED_ELSEWHERE = {"--sampler": "--strategy", "--pruner": "--stopping", "--scheduler": "--stopping"}
-"""What Optuna and Ray Tune call an option of ours."""
+"""Names in Optuna and Ray Tune for options of ours."""
 
 
 def no_such_option(word: str, known: Sequence[str]) -> str:

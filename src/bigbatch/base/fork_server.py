@@ -1,11 +1,10 @@
-"""Ray's processes for work as copies of one that has loaded torch: each starts in a moment, not in seconds.
+"""Ray's worker processes as forks of a server that has loaded torch: each starts in a moment, not in seconds.
 
-A raylet starts this file in place of Python's worker. It hands what it was given (words, environment, standard streams,
-folder, niceness) to the server, which copies itself, and ends. The server has loaded nothing of Ray, whose core reads
-its settings when it is loaded, and has touched no GPU. Where it cannot help, a new interpreter starts, as without this:
-where no server answers, where it has threads (a copy would have none of them), where the process is to find its modules
-elsewhere, and in another program than a search, which may set what libraries read as they are loaded, such as the
-number of threads.
+A raylet starts this file in place of Python's worker. It passes its words, environment, standard streams, folder and
+niceness to the server, and ends. The server forks. It has loaded nothing of Ray, because Ray's core reads its settings
+when it is loaded, and has used no GPU. In these cases a new interpreter starts, as without this file: no server
+answers; the server has threads (a fork would lose them); the process must find its modules elsewhere; the program is
+no search, and may set what libraries read when they are loaded, such as the number of threads.
 
 The first function runs with ``-I -S`` and needs few imports, because it runs for each process.
 """
@@ -31,10 +30,9 @@ OF_RAY = (
 )  # fmt: skip
 """What Ray itself needs."""
 LIBRARIES = (*OF_RAY, "pandas", "torchvision", "bigbatch.train_loop.loop.train")
-"""What a search's processes need, and Ray: all that takes long to load, but for Ray itself. No trial can do without the
-last."""
+"""Everything slow to load that a search's processes and Ray need, except Ray itself. Every trial needs the last one."""
 FAILED = ".failed"
-"""The end of the name of a file beside the socket: why the last library cannot be loaded."""
+"""Suffix of a file beside the socket. It says why the last library cannot be loaded."""
 LARGEST = 1 << 20
 """Bytes of a request: as many as an environment and a command line may have together on most systems."""
 ONE_THREAD = {
@@ -42,7 +40,7 @@ ONE_THREAD = {
     "OPENBLAS_NUM_THREADS": "1",  # NumPy's asks for this one first
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
-"""With these the libraries start no threads: one for each core, or as many as a user's shell says."""
+"""With these the libraries start no threads. Otherwise they start one per core, or as many as a user's shell says."""
 OOM_SCORE = "/proc/self/oom_score_adj"
 SETS_UP = "setup_worker.py"
 """Ray's program that sets the variables of a process, and becomes Python's default worker."""
@@ -52,9 +50,9 @@ CONTEXT = "--serialized-runtime-env-context="
 
 
 def start(path: str, words: list[str]) -> None:
-    """Let the server at ``path`` do ``python WORDS`` as this process would; else become that process."""
+    """Let the server at ``path`` run ``python WORDS`` as this process would; if it cannot, become that process."""
     answer = b""
-    try:  # whatever is not there, such as this folder: a new interpreter can do without
+    try:  # if anything is missing, such as this folder, a new interpreter may still start
         with open(OOM_SCORE) as file:
             place = (os.getcwd(), os.getpriority(os.PRIO_PROCESS, 0), os.getpgrp() == os.getpid(), file.read())
         request = marshal.dumps((words, dict(os.environ), place))
@@ -71,7 +69,7 @@ def start(path: str, words: list[str]) -> None:
 
 
 def serve(path: str, modules: list[str]) -> None:
-    """Import ``modules`` and answer requests at ``path``, until standard input ends: with the process that holds it."""
+    """Import ``modules`` and answer requests at ``path``, until the process that holds our standard input ends."""
     import contextlib
     import select
     import signal
@@ -113,16 +111,16 @@ def _load(modules: list[str], failed: str) -> None:
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:  # who needs it imports it again
+        except Exception as error:  # a process that needs it imports it again
             if module == modules[-1]:
                 with contextlib.suppress(OSError), open(failed, "w") as file:
                     file.write(f"{type(error).__name__}: {error}")
     gc.collect()
-    gc.freeze()  # no copy looks at what is there, which would make it copy the memory
+    gc.freeze()  # forks do not collect these objects, so the kernel need not copy their memory
 
 
 def _move(folder: str, niceness: int, leads: bool, oom_score: str) -> None:
-    """Take the place of the process that asked: its folder, and what the kernel and Ray know it by."""
+    """Take over from the process that asked: its folder, process group, niceness and out-of-memory score."""
     import contextlib
 
     if leads:  # Ray ends a worker's group with it
@@ -131,12 +129,12 @@ def _move(folder: str, niceness: int, leads: bool, oom_score: str) -> None:
         os.chdir(folder)
     with contextlib.suppress(PermissionError):  # to lower them
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
-        with open(OOM_SCORE, "w") as file:  # Ray raises it: a worker is to go before the raylet
+        with open(OOM_SCORE, "w") as file:  # Ray raises it, so that the kernel ends a worker before the raylet
             file.write(oom_score)
 
 
 def _become(words: list[str], environment: dict[str, str]) -> None:
-    """Do what ``python WORDS`` does with this environment."""
+    """Run ``python WORDS`` with this environment."""
     import json
     from types import ModuleType
 
@@ -167,7 +165,7 @@ def _become(words: list[str], environment: dict[str, str]) -> None:
 
 
 def _decides_modules() -> list[object]:
-    """What decides where modules are found, without what stands twice."""
+    """The variables that decide where modules are found, without repeated folders."""
     names = sorted(name for name in os.environ if name.startswith(("PYTHON", "LD_")))
     return [(name, list(dict.fromkeys(os.environ[name].split(os.pathsep)))) for name in names]
 
@@ -179,7 +177,7 @@ def launch(path: str, modules: Sequence[str] = LIBRARIES) -> subprocess.Popen[by
     """Start the server of ``modules``. It ends when its ``stdin`` is closed: at the latest with this process."""
     import subprocess
 
-    # A search's processes have PYTHONSAFEPATH, and on a node no others do: only they are copies.
+    # On a node, only a search's processes have PYTHONSAFEPATH: so only they become forks.
     environment = {**os.environ, **ONE_THREAD, "PYTHONSAFEPATH": "1"}
     silent = subprocess.DEVNULL
     return subprocess.Popen(
@@ -189,7 +187,7 @@ def launch(path: str, modules: Sequence[str] = LIBRARIES) -> subprocess.Popen[by
 
 
 def failure(path: str) -> str:
-    """Why the server at ``path`` could not load the last of its modules, in one line; empty if it could, or tries."""
+    """Why the server at ``path`` could not load its last module, in one line; empty if it could, or still tries."""
     try:
         with open(path + FAILED, errors="replace") as file:
             return " ".join(file.read().split())
@@ -198,7 +196,7 @@ def failure(path: str) -> str:
 
 
 def instead_of_python(command: list[str], path: str) -> list[str]:
-    """The command line of a raylet, with which it has the server at ``path`` start Python's workers."""
+    """The command line with which a raylet makes the server at ``path`` start Python's workers."""
     import subprocess
 
     client = [sys.executable, "-I", "-S", __file__, CLIENT, path]

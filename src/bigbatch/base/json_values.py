@@ -20,10 +20,10 @@ def json_object(text: str | bytes) -> dict[str, object]:
 
 
 def written_json(content: bytes | str) -> object:
-    """The JSON in a file that a person may have written, in UTF-8, also with the mark that Windows' editors put first.
+    """The JSON in a file that a person may have written, in UTF-8, with or without a byte order mark.
 
-    Raises ValueError, in words, for what is none, and for a key that stands twice in an object: Python's own reader
-    takes the last of them without a word.
+    Raises ValueError, in words, for text that is no JSON, and for a key that an object has twice: Python's own reader
+    would silently take the last one.
     """
     try:
         read = content.decode("utf-8-sig") if isinstance(content, bytes) else content.removeprefix("\ufeff")
@@ -96,7 +96,7 @@ def texts(values: Mapping[str, object], key: str) -> list[str]:
 
 
 def objects(values: Mapping[str, object], key: str) -> list[dict[str, object]]:
-    """Those of a list that are objects."""
+    """The objects in the list at ``key``."""
     value = values.get(key)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, (list, tuple)) else []
 

@@ -28,7 +28,7 @@ def file_system_type(path: Path, mounts: Path = MOUNTS) -> str:
         lines = mounts.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return ""
-    # With a slash at its end, for /data does not hold /database.
+    # With a slash at its end, because /data does not contain /database.
     wanted = os.path.join(os.path.realpath(path), "")
     found, kind = "", ""
     for line in lines:
@@ -52,7 +52,7 @@ def is_of_one_host(path: Path, temporary: Iterable[str], shared: Path, mounts: P
 
     Args:
         temporary: folders that each host has to itself, unless they lie on a shared file system.
-        shared: a folder that all hosts see. What is on its file system is seen by all.
+        shared: a folder that all hosts see. They also see everything else on its file system.
     """
     if _device(path) == _device(shared):
         return False

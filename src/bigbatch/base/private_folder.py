@@ -27,9 +27,9 @@ USER_TMPDIR = "BIGBATCH_USER_TMPDIR"
 SOCKET_PATH_LIMIT = 107  # bytes, AF_UNIX
 RAY_ADDS = 75  # bytes: /session_<date>_<time>_<pid>/sockets/plasma_store
 LEAST_FREE_BYTES = 32 << 20
-"""Ray's processes die without a message where their logs and sockets have no room."""
+"""Ray's processes die without a message if their logs and sockets have no room."""
 LEAST_FREE_INODES = 150
-"""Nor where they can make no file: with 2 CPUs and no work, Ray 2.60 has 130 files and folders."""
+"""They also die if they can make no file. With 2 CPUs and no work, Ray 2.60 has 130 files and folders."""
 TAIL = "[0-9a-f]" * 4
 """Pattern of what ``make_private_folder`` adds to the prefix."""
 OURS_BY_NAME = re.compile(r"bb(n|-ray)-.*[0-9a-f]{4}")

@@ -77,13 +77,13 @@ def end_processes_of(folder: Path, program: str = "", grace_s: float = 2.0) -> N
     """End this user's Ray processes whose command line names a file in ``folder``. Other readers are left alone.
 
     Ray's agents replace their command line by a title. They are known by that title and their open logs.
-    ``program``: only those in whose command line it stands.
+    ``program``: end only processes whose command line contains it.
     """
 
     def of_ray() -> list[int]:
         lines = {pid: _command_line(pid) for pid in _own_pids()}
         found = [pid for pid, line in lines.items() if f"{folder}/" in line]
-        # The folder's own name may hold the word.
+        # The folder's own name may contain the word.
         named = [pid for pid in found if re.search(r"\bray\b", lines[pid].replace(str(folder), ""))]
         titled = [pid for pid, line in lines.items() if line.startswith(TITLE) and _has_open(pid, folder)]
         return [pid for pid in (*named, *titled) if program in lines[pid]]
@@ -111,13 +111,13 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 
 
 
 RAY_THREADS, HEAD_THREADS = 150, 300
-"""What Ray needs at least of the limit ``ulimit -u``, on a node and on the head: with 2 CPUs and no work, Ray 2.60 has
-about 100 and 350 threads, and each thread counts. Beyond the limit its processes end without a word."""
+"""The least limit ``ulimit -u`` with which Ray works, on a node and on the head: with 2 CPUs and no work, Ray 2.60 has
+about 100 and 350 threads, and each thread counts. Beyond the limit its processes end without a message."""
 
 
 NOT_FOR_RAY = ("PYTHONWARNINGS", "PYTHONOPTIMIZE")
-"""Variables of the user's Python that Ray's processes must not have: with ``error``, and with ``2``, which removes
-docstrings, the dashboard of Ray 2.60 does not start, and neither does Ray."""
+"""Variables of the user's Python that Ray's processes must not have. With ``error``, or with ``2``, which removes
+docstrings, the dashboard of Ray 2.60 does not start, and so Ray does not start."""
 
 
 LEAST_FILES = 128
@@ -125,12 +125,12 @@ LEAST_FILES = 128
 
 
 def check_limits(threads: int) -> None:
-    """Raise this process's limits of open files and of processes and threads, where they are too low for Ray.
+    """Raise this process's limits of open files and of processes and threads, if they are too low for Ray.
 
-    Raises OSError, in one line, if they do not go so far. Root has no limit of threads, of which Ray needs ``threads``.
+    Raises OSError, in one line, if they cannot be raised far enough. Ray needs ``threads`` threads; root has no limit.
     """
     needs = [(resource.RLIMIT_NOFILE, LEAST_FILES, "open files", "-n")]
-    # Trials will have threads too, nobody knows how many: as many as can be.
+    # Trials will have threads, too, and nobody knows how many: so raise this limit as far as possible.
     needs += [(resource.RLIMIT_NPROC, threads, "processes and threads", "-u")] if os.geteuid() else []
     for which, least, what, option in needs:
         limit, most = resource.getrlimit(which)

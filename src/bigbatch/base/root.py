@@ -1,7 +1,7 @@
 """Find this project's folder, in a clone or installed by pip. Imports no other file of ours.
 
 A file that is run by its path calls ``make_importable``, by ``runpy.run_path``, before it imports the package. So this
-file keeps to the syntax of Python 3.6: the package then says in one line that it needs a newer one.
+file keeps to the syntax of Python 3.6: then the package can say in one line that it needs a newer Python.
 """
 
 import sys

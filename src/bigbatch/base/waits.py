@@ -24,7 +24,7 @@ A job that is cancelled. Slurm kills it KILL_WAIT_S after its SIGTERM, by defaul
       CANCELLED_SAVE_S 3     the job waits for its driver
       CANCELLED_NODES_S 3    the job waits for its nodes
 
-A run without a job. Nobody kills it, so these are bounded by a person's patience alone.
+A run without a job. Nobody kills it, so only a person's patience limits these times.
 
     RUN_SAVE_S 30            ``train_loop/run.py`` under Ray, for its workers' checkpoint after Ctrl-C
     TRIAL_END_S 15           a trial that was stopped early, for its workers to end
@@ -37,13 +37,13 @@ Nodes that hold no trial.
 
 Signs of life.
 
-    STALE_S 60               a lease without a sign of life is anybody's
+    STALE_S 60               a lease without a sign of life may be taken by anyone
       RENEW_S 10             its holder says that it lives
       CLAIM_S 10             one who has claimed a dead one's lease has written its own by then
     HUNG_S 60                a node without a heartbeat is given up
       HEARTBEAT_S 5          a node's heartbeat
       FIRST_LOST_S 180       then another node requeues the job of a first node: it would run on, empty
-      HUNG_DRAIN_S 5         the job, for Ray to hear of it; nothing else is noticed meanwhile
+      HUNG_DRAIN_S 5         the job tells Ray of it; meanwhile it notices nothing else
 
 The start of a job's nodes.
 

@@ -1,7 +1,7 @@
 """How many processes and batch slots a loader has. No torch.
 
-Which process decodes an image decides nothing in it. Of slots there are enough that none is waited for, and no more
-than there is memory for.
+An image does not depend on the process that decodes it. There are enough slots that no process waits for one, and not
+more than fit into memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def cores_per_rank(env: Mapping[str, str] = os.environ) -> int:
     given, threads = env.get(WORKER_CORES, ""), env.get("OMP_NUM_THREADS", "")
     if given.isdigit():
         return max(int(given), 1)
-    if "RAY_JOB_ID" in env and threads.isdigit():  # Ray says there how many cores its worker has, unless the user did
+    if "RAY_JOB_ID" in env and threads.isdigit():  # Ray writes its worker's cores there, unless the user has set it
         return max(int(threads), 1)
     usable = usable_cpus(env)
     if "LOCAL_WORLD_SIZE" in env:
@@ -48,7 +48,7 @@ MIN_SLOTS = 4
 """With fewer slots, batches are copied out or processes stand still: the consumer holds one slot, the next batch is
 complete, and processes write into two."""
 USUAL_SLOTS = 8
-"""Usually the least: training on a GPU holds three slots, two are never given away, processes write into the others."""
+"""The usual minimum: training on a GPU holds three slots, two are never given away, processes write into the others."""
 MAX_SLOTS = 32
 MEMORY_SHARE = 1 / 8
 """The part of a rank's memory that slots may take."""

@@ -29,8 +29,8 @@ WriteImage = Callable[[torch.Tensor], None]
 """Writes an image that was opened, to uint8 ``[H, W, 3]``. Raises ImageError."""
 
 OPENED_TOGETHER = 16
-"""Images that are opened before the first is written: interpreter and decoder drive each other's code out of the
-processor's caches, so taking turns less often costs less. More than the caches hold of JPEGs would lose that again."""
+"""Images that are opened before the first one is written. Interpreter and decoder displace each other's code from the
+processor's caches, so rarer changes cost less. More JPEGs than the caches hold would lose this gain."""
 
 
 class IndexedImages(ABC):
@@ -40,7 +40,7 @@ class IndexedImages(ABC):
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
         """``[len(indices)]``."""
 
-    def read_ahead(self, indices: sampling.Indices) -> None:  # noqa: B027  most have nothing to say
+    def read_ahead(self, indices: sampling.Indices) -> None:  # noqa: B027  most have nothing to announce
         """Announce that this process or another will soon read these images, if that helps."""
 
     @abstractmethod
@@ -49,10 +49,10 @@ class IndexedImages(ABC):
 
     @abstractmethod
     def open_random(self, index: int, draws: random.Random) -> WriteImage:
-        """A random crop or shift of it, not mirrored. ``draws`` are used in here or as it is written."""
+        """A random crop or shift of it, not mirrored. ``draws`` are used here, or when the image is written."""
 
     def open_whole(self, index: int) -> WriteImage:
-        """The image as a device keeps it to crop it there; as validation sees it, if its kind has no other way."""
+        """The image as a device keeps it, to crop it there. By default: as validation sees it."""
         return self.open_plain(index)
 
 
@@ -96,7 +96,7 @@ class BatchFiller:
             some = range(first, min(first + OPENED_TOGETHER, places.stop))
             opened = deque(self.open_image(job, int(indices[place])) for place in some)
             for place in some:
-                opened.popleft()(pixels[place])  # it is gone once it is written
+                opened.popleft()(pixels[place])  # frees each image after it is written
 
     def images(self, job: ReadPurpose) -> IndexedImages:
         """The part that is read."""
@@ -107,9 +107,9 @@ class BatchFiller:
         return indices if job.validation else indices % self.train_size
 
     def open_image(self, job: ReadPurpose, index: int) -> WriteImage:
-        """What training sees of an image in an epoch, or what validation sees of it. Raises ImageError.
+        """The image as training sees it in an epoch, or as validation sees it. Raises ImageError.
 
-        All that is random in an image is drawn here, so it is a function of (seed, epoch, index) in any process, and
+        All random values of an image are drawn here. So they are a function of (seed, epoch, index) in any process, and
         the same image looks alike from an image folder and from a packed set.
         """
         if job.validation:
@@ -185,7 +185,7 @@ class LoadedSource(DataSource):
         return images.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
 
     def _statistics(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and deviation in bytes' units. Made once: to bring them to a device the host waits for it."""
+        """Mean and deviation in bytes' units. They are made once, because the host waits when it copies to a device."""
         if device not in self._on_device:
             with torch.inference_mode(False):  # training uses them after validation
                 mean, std = (torch.tensor(v, device=device) * 255 for v in (self.mean, self.std))
@@ -229,9 +229,8 @@ class LoadedSource(DataSource):
         if taken is None or not taken.slots.fit(largest, size):
             if taken is not None:
                 taken.close()
-            # Validation takes two micro-batches at once. Page-locked slots are in
-            # memory at once (eight of 2 × 256 images of 224 pixels: 0.6 GB), others as they are written to: all of it
-            # after the first validation.
+            # Validation takes two micro-batches at once. Page-locked slots use memory from the start (eight of 2 × 256
+            # images of 224 pixels: 0.6 GB). Other slots use it when they are written: all after the first validation.
             side = max(self.info.image_size, self.config.val_image_size, size)
             taken = ring.Ring(self._fill, self._workers, 2 * largest, side, self.config.loader.pin_memory)
         done = False
@@ -241,5 +240,5 @@ class LoadedSource(DataSource):
         finally:
             if done and not self._rings:
                 self._rings.append(taken)
-            else:  # one that was left early has batches under way
+            else:  # a read that was left early still has batches in progress
                 taken.close()

@@ -4,10 +4,10 @@
          ▲                                          │ decode, resize, write into the slot
          └────────── Answer (batch, error) ◀────────┘
 
-Pixels never cross a pipe: a batch is a view of its slot, and the slot is used again when the last tensor on it is
-gone. No lock and no semaphore is shared, so a process that is killed at any moment leaves none of them locked:
-the sockets keep whole messages (SOCK_SEQPACKET). The memory has no name (memfd): it goes with the last process that
-maps it, however those end, and loader processes end when their socket does, so after their parent.
+Pixels never cross a pipe: a batch is a view of its slot, and the slot is reused when no tensor refers to it any more.
+No lock and no semaphore is shared, so a process that is killed at any moment leaves none of them locked: the sockets
+keep whole messages (SOCK_SEQPACKET). The memory has no name (memfd): it is freed with the last process that maps it,
+however that process ends. Loader processes end when their socket is closed, so after their parent.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from bigbatch.train_loop.errors import ImageError, LoaderError
 RESERVED_SLOTS = 2
 """Slots that the consumer never holds. If it holds all others, further batches are copied, so reading never waits."""
 IMAGES_IN_SLOTS = 16
-"""A process, in all slots: enough that it does not wait while a small batch is consumed."""
+"""Images for each process, over all slots: enough that it does not wait while a small batch is consumed."""
 IMAGES_PER_TASK = 16
 TASKS_PER_BATCH = 32
 MAX_QUEUED_TASKS = 128
-"""Tasks that wait, at most: they must fit a socket's buffer, or sender and receiver would wait for each other."""
+"""The most tasks that wait: they must fit a socket's buffer, or sender and receiver would wait for each other."""
 MESSAGE_BYTES = 1 << 18
 PAGE = mmap.PAGESIZE
 IMAGES_AHEAD = 256
@@ -56,8 +56,8 @@ IMAGES_AHEAD = 256
 MAX_TASKS_ASKED_AT_ONCE = 2
 """A task asks for at most this many times its own images, so that distant images do not delay near ones."""
 BEGIN_S = 60.0
-"""So long a process may take to its first line: CPython below 3.11.10 copies a lock that another thread holds at the
-fork, and the child waits for it for ever (python/cpython#112275)."""
+"""Seconds until a process must have begun. CPython below 3.11.10 copies a lock that another thread holds at the fork,
+and the child waits for it for ever (python/cpython#112275)."""
 
 KEPT_FREE_BYTES = 32 << 20
 """Keep at most this much free memory at the end of the heap: an RGB image of 10 million pixels."""
@@ -88,7 +88,7 @@ class UpcomingIndices:
         self._ahead = 0
 
     def take(self, images: int, ahead: int) -> Indices:
-        """The indices to ask for before ``images`` more are read, so that ``ahead`` images after them are asked for.
+        """The indices to ask for before the next ``images`` are read, so that the system also knows ``ahead`` more.
 
         At most ``MAX_TASKS_ASKED_AT_ONCE`` times ``images``.
         """
@@ -113,7 +113,7 @@ class FillTask:
     size: int
     """Pixels a side."""
     ahead: tuple[int, int]
-    """Where, of those in the slot, the indices lie that this task asks the system for."""
+    """Begin and end, in the slot's ``ahead``, of the indices that this task asks the system for."""
     job: object
 
 
@@ -129,14 +129,14 @@ class Slots:
         descriptor = os.memfd_create("bigbatch-loader", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, self.bytes)
-            # All else is a view of this array, which goes before the mapping: of that a weak reference hears too late.
+            # All other arrays are views of this one. A weak reference to it is called before the mapping is gone.
             self.memory = np.frombuffer(mmap.mmap(descriptor, self.bytes), np.uint8)
         finally:
             os.close(descriptor)
         self.begun = self.memory[:PAGE]
 
     def indices(self, slot: int, images: int) -> Indices:
-        """Where the indices of a batch of ``images`` stand in a slot, int64 ``[images]``, shared with all processes."""
+        """The indices of a batch of ``images`` in a slot, int64 ``[images]``, shared with all processes."""
         begin = self._begin(slot)
         return self.memory[begin : begin + 8 * images].view(np.int64)
 
@@ -176,8 +176,8 @@ class Ring:
 
     Args:
         fill: called in the loader processes, which are forks.
-        images: of a batch, at most.
-        pin: page-lock the slots where CUDA is in use.
+        images: the most images of a batch.
+        pin: page-lock the slots if CUDA is in use.
     """
 
     def __init__(self, fill: FillBatch, workers: int, images: int, size: int, pin: bool = False) -> None:
@@ -191,7 +191,7 @@ class Ring:
         self._left: dict[int, int] = {}
         """Batch → number of its tasks that are not answered yet."""
         self.given = self.copied = 0
-        """Batches so far, and those of them that were copied because the consumer held too many slots."""
+        """Batches so far, and how many were copied because the consumer held too many slots."""
         self._start_processes(fill)
         self._poll = select.poll()
         # A process that dies sends no answer: its sentinel ends the wait.
@@ -274,7 +274,7 @@ class Ring:
     def _receive(self) -> None:
         """Wait for an answer."""
         results = self._results.fileno()
-        # For ever once all have begun: storage may answer late.
+        # Wait without limit once all have begun: storage may answer late.
         ready = dict(self._poll.poll(None if self._have_begun() else 1000 * BEGIN_S))
         if not ready:
             if self._have_begun():
@@ -285,7 +285,7 @@ class Ring:
                 "3.11.10 or newer (python/cpython#112275)."
             )
         message = self._results.recv(MESSAGE_BYTES) if results in ready else b""
-        if not message:  # some have ended; where all have, the socket is at its end too
+        if not message:  # some processes have ended; if all have, the socket has, too
             raise self._end_of([p for p in self.processes if p.sentinel in ready] or self.processes)
         batch, error = pickle.loads(message)
         self._queued -= 1
@@ -297,7 +297,7 @@ class Ring:
         return bool(self.slots.begun[: self.workers].all())
 
     def _end_of(self, processes: Sequence[BaseProcess]) -> LoaderError:
-        """Close, and name the first of ``processes`` that has ended or, its sockets closed, is about to."""
+        """Close, and name the first of ``processes`` that has ended, or soon will because its sockets are closed."""
         for process in processes:
             process.join(1.0)
         process = next((p for p in processes if p.exitcode is not None), processes[0])
@@ -317,7 +317,7 @@ class Ring:
             self.copied += 1
             self._free.append(slot)  # nothing is sent before the copy is made
             return torch.from_numpy(pixels.copy())
-        # The tensor's storage holds the array, and the array's end frees the slot, in whatever thread.
+        # The tensor's storage holds the array. When the array is freed, in any thread, the slot is free.
         weakref.finalize(pixels, self._free.append, slot).atexit = False
         return torch.from_numpy(pixels)
 
@@ -343,8 +343,8 @@ def raise_malloc_thresholds() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # none in musl and macOS
     if mallopt is None or any(name in os.environ for name in _USER_SETTINGS):
         return
-    # glibc raises the two thresholds by itself as blocks are freed, but stops at what was freed so far; to set one of
-    # them stops that for both, so both are set. Of the threshold for mapping, 32 MB is the most that glibc takes.
+    # glibc raises the two thresholds by itself when blocks are freed, up to the largest block so far. Setting one stops
+    # that for both, so this sets both. glibc accepts at most 32 MB as the threshold for mapping.
     for parameter, value in ((_MMAP_THRESHOLD, 1), (_TRIM_THRESHOLD, 1), (_TOP_PAD, 8)):
         mallopt(parameter, KEPT_FREE_BYTES // value)
 
@@ -358,14 +358,14 @@ def _work(
     parents: Sequence[socket.socket],
 ) -> None:
     slots.begun[number] = 1
-    for end in parents:  # if it kept them, it would not see the parent end
+    for end in parents:  # with these open, this process would not notice its parent's end
         end.close()
     # A terminal and Slurm signal all processes; the trainer answers, and needs batches until its checkpoint is written.
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(ignored, signal.SIG_IGN)
     torch.set_num_threads(1)  # there are as many processes as cores
     raise_malloc_thresholds()
-    gc.freeze()  # what torch has brought along is never garbage, and need not be looked through again and again
+    gc.freeze()  # torch's own objects are never garbage, so the collector need not search them
     with contextlib.suppress(ConnectionError):  # the parent has ended
         while message := tasks.recv(MESSAGE_BYTES):
             task = pickle.loads(message)

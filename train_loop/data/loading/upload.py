@@ -21,16 +21,14 @@ _log = logging.getLogger(__name__)
 
 
 class Uploader:
-    """Copies batches to ``device``; on a CPU it hands them through.
+    """Copies batches to ``device``; on a CPU it returns them unchanged.
 
-    A loader writes into a batch's memory again once nobody holds the batch. So each copy that runs by itself has an
-    event behind it, and its batch is held here until the event has come; a copy without one has ended when the call
-    returns.
+    A loader reuses a batch's memory when nothing refers to the batch. So an event follows each asynchronous copy, and
+    the batch is held here until the event has happened; a copy without an event has ended when the call returns.
 
-    - With ``pin_memory`` the copy runs on a stream of its own, beside the steps that are still being computed: the host
-      is ahead of the device, so asking for a batch when the host needs it is early enough, and no batch is asked for
-      before the loader has it.
-    - Without it the copy takes its turn on the current stream; the host goes on when the driver lets it.
+    - With ``pin_memory`` the copy runs on its own stream, beside the steps that the device still computes. The host is
+      ahead of the device, so it is early enough to ask for a batch when the host needs it, and the loader has it then.
+    - Without it the copy takes its turn on the current stream, and the host continues when the driver allows it.
     """
 
     def __init__(self, device: torch.device, config: LoaderConfig) -> None:
@@ -46,7 +44,7 @@ class Uploader:
             batch = map_tensors(_pinned, batch[0]), map_tensors(_pinned, batch[1])
         while len(self._copied_from) >= COPIES_AHEAD:
             self._copied_from[0][0].synchronize()
-            self._copied_from.popleft()  # not before: the batch is let go with it
+            self._copied_from.popleft()  # only now, because this releases the batch
         current = torch.cuda.current_stream(self._device)
         lane = current if self._stream is None else self._stream
         with torch.cuda.stream(lane):
@@ -73,23 +71,23 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def page_lock(memory: npt.NDArray[np.uint8]) -> None:
-    """Tell CUDA of the memory, until the array is gone: copies to a GPU then run beside what is computed. All that uses
-    the memory must be a view of this array.
+    """Register the memory with CUDA until the array is freed: copies to a GPU then run beside computations. Everything
+    that uses the memory must be a view of this array.
 
-    Where CUDA refuses, batches are copied once more; a line says so.
+    If CUDA refuses, batches are copied once more, and a line says so.
     """
-    if not torch.cuda.is_initialized():  # to ask whether CUDA is available would keep it from all forked children
+    if not torch.cuda.is_initialized():  # asking whether CUDA is available would make it unusable in all forks
         return
     address, cudart = memory.ctypes.data, torch.cuda.cudart()
     refused = cudart.cudaHostRegister(address, len(memory), 0)
     if int(refused) == 0:
         weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
         return
-    # CUDA keeps the error until somebody asks for it: torch would at the next kernel, and raise it there. torch has the
-    # function nowhere in Python; its libraries are loaded with their names visible.
+    # CUDA keeps the error until it is asked for: torch would do so at the next kernel, and raise it there. torch has no
+    # Python function for this, but its libraries are loaded with visible names.
     getattr(ctypes.CDLL(None), "cudaGetLastError", int)()
     _log.warning(
         "CUDA did not page-lock the loader's slots (%s): each batch is copied once more on its way to the GPU. "
-        "--set data.loader.pin_memory=false does not try.",
+        "With --set data.loader.pin_memory=false it is not tried.",
         cudart.cudaGetErrorString(refused),
     )

@@ -1,12 +1,12 @@
-"""Images that live on the device: a step's batch names them and their windows, and the device cuts them out.
+"""Images that stay on the device: a step's batch names images and their windows, and the device cuts the windows out.
 
-They are kept whole, decoded, in files that all processes of a node map and one of them makes:
+The images are decoded as a whole into files, which one process of a node makes and all its processes map:
 
     DIR/bigbatch-whole-<user>-<content>/train.npy   uint8 [images, side, side, 3], as ``PackedImages.open_whole``
                                         val.npy     the same of validation images, as the model sees them
 
-DIR is TMPDIR, in a search its own folder, which ends with it; else the last process that reads the files removes them.
-``<content>`` is a digest of the packed set, the settings and what decodes.
+DIR is TMPDIR. In a search this is its own folder, which is removed with it; otherwise the last process that reads the
+files removes them. ``<content>`` is a digest of the packed set, the settings and the decoder's versions.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from bigbatch.train_loop.plugins.nested import Nested
 def cut_windows(images: torch.Tensor, windows: torch.Tensor, size: int) -> torch.Tensor:
     """A window of each image, resized to ``size`` × ``size``, antialiased, bilinear.
 
-    As Pillow and torch resize bytes: by a triangle filter within the window, along rows and then along columns, each
-    rounded to whole numbers. So a pixel differs from theirs by 1 of 255 at most, where a value before rounding is close
-    to a half or they begin with the columns. A window that is not resized is exact.
+    It resizes as Pillow and torch resize bytes: with a triangle filter within the window, along rows and then along
+    columns, each rounded to whole numbers. So a pixel differs from theirs by at most 1 of 255, if a value before
+    rounding is close to a half, or if they begin with the columns. A window that is not resized is exact.
 
     Args:
         images: uint8 ``[N, H, W, 3]``.
         windows: whole numbers ``[N, 5]``: left, upper, right, lower; 1 to mirror it, else 0. The pixels of a window
-            that lie outside its image are black; such a window is not to be resized.
+            that lie outside its image are black; such a window must not be resized.
 
     Returns:
         float32 ``[N, size, size, 3]``, contiguous: whole numbers 0 to 255.
@@ -60,7 +60,7 @@ def cut_windows(images: torch.Tensor, windows: torch.Tensor, size: int) -> torch
 
 
 def _rounded(values: torch.Tensor) -> torch.Tensor:
-    """A half goes up, as theirs; in place."""
+    """Round in place. A half goes up, as in Pillow and torch."""
     return values.add_(0.5).floor_()
 
 
@@ -81,11 +81,11 @@ def _weights(begin: torch.Tensor, end: torch.Tensor, mirrored: torch.Tensor, sid
 
 
 MEMORY_SHARE = 1 / 8
-"""Of the node's memory that the images may take."""
+"""The part of the node's memory that the images may take."""
 DEVICE_SHARE = 1 / 20
-"""Of a GPU's memory, or a trial's part of it."""
+"""The part of a GPU's memory, or of a trial's share of it."""
 SAY_BYTES = 1 << 25
-"""Less is decoded in a moment, and nothing is said of it."""
+"""Decoding fewer bytes takes a moment, and prints no line."""
 BATCH = 256
 Pixels = npt.NDArray[np.uint8]
 
@@ -94,9 +94,9 @@ def with_whole_images(source: LoadedSource, device: torch.device | None, note: C
     """The same images, kept whole on the device if they suit, unless ``data.loader.name`` is ``ring``.
 
     Args:
-        source: of a packed set.
+        source: the images of a packed set.
         device: where the model is; None: nothing trains, and nothing is kept.
-        note: is told why images that suit are not kept.
+        note: gets the reason if images that suit are not kept.
     """
     config = source.config
     if config.loader.name != "auto" or device is None:
@@ -115,7 +115,7 @@ def with_whole_images(source: LoadedSource, device: torch.device | None, note: C
 
 
 def _shapes(source: LoadedSource) -> dict[str, tuple[int, ...]]:
-    """Of the arrays of training and of validation images; of size 0 where images are not square and of one size."""
+    """The shapes of the arrays of training and of validation images; empty if images are not square and of one size."""
     info, config, images = source.info, source.config, source.parts[0]
     assert isinstance(images, PackedImages)
     side = images.whole_side(info.image_size) if config.augment.enabled else info.image_size
@@ -150,12 +150,12 @@ def _read(source: LoadedSource, shapes: dict[str, tuple[int, ...]]) -> dict[str,
             return False
 
     OnceANode(target, prefix, is_whole, lambda partial: _decode(source, shapes, partial), "decodes").hold(keep=False)
-    # "c": torch warns of arrays that cannot be written. What would be written does not reach the file.
+    # "c": torch warns about read-only arrays. With "c" a write would not reach the file.
     return {part: np.load(target / f"{part}.npy", mmap_mode="c") for part in shapes}
 
 
 def _decode(source: LoadedSource, shapes: dict[str, tuple[int, ...]], partial: Path) -> None:
-    """With as many processes as the source would read with."""
+    """Decode the images into the folder, with as many processes as the source reads with."""
     size = sum(int(np.prod(shape)) for shape in shapes.values())
     if missing := room_missing(partial, size):
         raise OSError(f"decoded, they are {size / 1e9:.3g} GB; {missing}")
@@ -187,11 +187,11 @@ class DeviceSource(LoadedSource):
 
     @property
     def processes(self) -> int:
-        """None: nothing is decoded."""
+        """No loader process: nothing is decoded."""
         return 0
 
     def close(self) -> None:
-        """Let the device's memory go."""
+        """Free the device's memory."""
         self._there.clear()
         super().close()
 

@@ -1,6 +1,6 @@
 """Packed data sets (``bigbatch pack``): records read by their place in a shard, crops decoded, bytes to the device.
 
-Of an image file only what lies under the crop is decoded.
+Only the part of an image file under the crop is decoded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Pixels = npt.NDArray[np.uint8]
 def cut_crop(data: bytes, box: boxes.Box) -> tuple[bytearray, boxes.Box]:
     """An image file that holds the part of another under ``box``, and the box in it, for ``write_crop``.
 
-    Of a JPEG with restart markers little more than that part; any other file as a whole.
+    A JPEG with restart markers gives little more than that part; any other file is kept as a whole.
     """
     if data[:2] == JPEG_BEGINS:
         with contextlib.suppress(jpeg.JpegError):
@@ -61,7 +61,7 @@ def write_crop(part: bytearray, box: boxes.Box, out: torch.Tensor) -> None:
 def decode_box(data: bytes, box: boxes.FractionBox, size: int) -> Image.Image:
     """The part of an image under ``box`` (fractions of pixels) resized to ``size`` × ``size``, antialiased, bilinear.
 
-    By Pillow, which resizes with the pixels around the box too: those of the whole image resized and then cut.
+    Pillow resizes with the pixels around the box, too. So the result equals the whole image resized and then cut.
     """
     try:
         layout = jpeg.read_layout(data)
@@ -74,14 +74,14 @@ def decode_box(data: bytes, box: boxes.FractionBox, size: int) -> Image.Image:
 
 
 def decode_jpeg(data: bytearray) -> Pixels:
-    """RGB."""
+    """The pixels of a JPEG, RGB."""
     return _jpeg_decoder()(data)
 
 
 @cache
 def _jpeg_decoder() -> Callable[[bytearray], Pixels]:
-    """torchvision's operator, which saves Pillow's way through pixels of 4 bytes. Both are libjpeg-turbo with its exact
-    inverse DCT and give the same pixels. ``torchvision.io.decode_jpeg`` itself warns at each call that it will go.
+    """torchvision's operator, which avoids Pillow's detour through pixels of 4 bytes. Both use libjpeg-turbo with its
+    exact inverse DCT, and give the same pixels. ``torchvision.io.decode_jpeg`` warns at each call of its removal.
     """
     # torchvision that was built without JPEG, or for another torch, fails in one of these ways.
     with contextlib.suppress(ImportError, AttributeError, RuntimeError):
@@ -94,7 +94,7 @@ def _jpeg_decoder() -> Callable[[bytearray], Pixels]:
 
 
 def decode_whole(data: bytes | bytearray) -> Image.Image:
-    """RGB."""
+    """The image of any file, RGB."""
     with Image.open(BytesIO(data)) as image:
         return image.convert("RGB")
 
@@ -102,18 +102,18 @@ def decode_whole(data: bytes | bytearray) -> Image.Image:
 def resize_into(pixels: Pixels, out: torch.Tensor) -> None:
     """``pixels`` to ``out``, uint8 ``[H, W, 3]``, antialiased, bilinear.
 
-    torch's operator with an output of ours saves time: ``F.interpolate`` returns planes of colours, which must be
-    interleaved again. But it is private, so the public call stands by.
+    torch's private operator saves time, because it takes our output: ``F.interpolate`` returns planes of colours, which
+    must be interleaved again. If the private operator fails, the public one is used.
     """
     height, width = out.shape[:2]
-    # One call each: as an array, for torch takes four times as long for a view.
+    # The view is made by NumPy: torch takes four times as long for it.
     image = torch.from_numpy(pixels[None].transpose(0, 3, 1, 2))
     target = out.as_strided((1, 3, height, width), (0, 1, 3 * width, 3))
     if pixels.shape[:2] == (height, width):
         target.copy_(image)
         return
     try:
-        # Positions, for keywords have changed their names: input, size, align_corners, scales.
+        # Positional, because keywords have changed their names: input, size, align_corners, scales.
         resize: Callable[..., object] = torch._C._nn._upsample_bilinear2d_aa
         resize(image, (height, width), False, None, None, out=target)
     # A torch without it, or one whose arguments have changed.
@@ -127,7 +127,7 @@ SHIFT = 1 / 8
 
 
 def open_packed(config: DataConfig, info: DataInfo, path: str) -> LoadedSource:
-    """From ``path``, which may be a copy of ``info.path``."""
+    """Open the packed set in ``path``, which may be a copy of ``info.path``."""
     files = PackedFiles(path)
     packed = files.info
     train = np.arange(packed.train_size, dtype=np.int64)
@@ -135,7 +135,7 @@ def open_packed(config: DataConfig, info: DataInfo, path: str) -> LoadedSource:
         train = subset_rows(files.labels(train), config.subset)
     val = packed.train_size + np.arange(packed.val_size, dtype=np.int64)
     small = packed.largest_side <= SMALL_IMAGE_SIZE
-    # Photographs as an image folder does, so that runs on either compare.
+    # Photographs are normalised as in an image folder, so that runs on either are comparable.
     mean, std = (packed.mean, packed.std) if small else (crops.MEAN, crops.STD)
     parts = [PackedImages(files, records, small, config) for records in (train, val)]
     return LoadedSource(config, info, parts[0], parts[1], mean, std)
@@ -180,8 +180,8 @@ class PackedImages(IndexedImages):
         return self._crop(record, boxes.random_box(*self._files.size(record), draws, self._config.augment))
 
     def whole_side(self, size: int) -> int:
-        """Pixels a side of whole images on a device, for training at ``size`` pixels: of small ones as training sees
-        them, of photographs as they are stored; 0 if those are not square and of one size."""
+        """Pixels a side of whole images on a device, for training at ``size`` pixels: small ones as training sees them,
+        photographs as they are stored; 0 if the photographs are not square and of one size."""
         return size if self._small else self._files.square_side(self._records)
 
     def open_whole(self, index: int) -> WriteImage:
@@ -197,7 +197,7 @@ class PackedImages(IndexedImages):
         return -right, -down, side - right, side - down
 
     def content(self) -> bytes:
-        """Of the records and the set's index, which has a checksum of each image."""
+        """A digest of the records and of the set's index, which has a checksum of each image."""
         return hashlib.sha256(self._records.tobytes() + self._files.index_bytes()).digest()
 
     def _read(self, record: int) -> bytes:
@@ -221,7 +221,7 @@ class PackedImages(IndexedImages):
 
 
 def _shift(write_whole: WriteImage, draws: random.Random, out: torch.Tensor) -> None:
-    """Moved by up to an eighth, black where nothing comes in."""
+    """Write the image shifted by up to an eighth of its side; black where it leaves pixels empty."""
     size = out.shape[0]
     whole = torch.empty_like(out)
     write_whole(whole)

@@ -53,7 +53,7 @@ INDEX_SCHEMA = pa.schema(
 
 
 SETTLED_NS = 2_000_000_000
-"""A file that was written so long ago has another time once it is written again, on any file system."""
+"""A file older than this gets another time when it is written again, on any file system."""
 _opened: dict[str, tuple[tuple[int, int, int, int], pa.RecordBatch]] = {}
 """Indexes that this process has read, by path: which version of the file, and what it held."""
 
@@ -92,11 +92,11 @@ class PackedInfo:
     shards: tuple[ShardInfo, ...]
 
     def to_json(self) -> bytes:
-        """As it stands in the metadata of the index."""
+        """The JSON in the metadata of the index."""
         return json.dumps(asdict(self)).encode()
 
     def content_digest(self) -> str:
-        """Of all shards' checksums."""
+        """A digest of all shards' checksums."""
         return hashlib.sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()[:16]
 
     @staticmethod
@@ -161,7 +161,7 @@ def _index_crc32(text: bytes, columns: pa.RecordBatch) -> int:
 
 
 def read_info(folder: str) -> PackedInfo:
-    """Raises ConfigError where the index cannot be read, is of another version, or a shard is not what it was."""
+    """The index's facts. Raises ConfigError if it is unreadable or of another version, or a shard has changed."""
     path = os.path.join(folder, INDEX)
     try:
         info = PackedInfo.from_json(open_index(folder).schema.metadata[METADATA_KEY])
@@ -199,8 +199,8 @@ NUMBERS = ("shard", "offset", "bytes", "label", "height", "width", "crc32")
 
 
 READ_AHEAD_BYTES = 1 << 17
-"""At once, from the begin of a page on: of a longer request Linux reads no more than the file system's read-ahead, by
-default this (mm/readahead.c, force_page_cache_ra), and the rest would be waited for."""
+"""Bytes of one request, from the begin of a page. Of a longer one Linux reads only the file system's read-ahead, by
+default this (mm/readahead.c, force_page_cache_ra), and readers would wait for the rest."""
 PAGE = mmap.PAGESIZE
 
 
@@ -245,14 +245,14 @@ class PackedFiles:
         return sides.pop() if len(sides) == 1 else 0
 
     def bytes_of(self, record: int) -> int:
-        """Of the stored image file."""
+        """Bytes of the stored image file."""
         return int(self._columns["bytes"][record])
 
     def read(self, record: int) -> bytes:
         """The image's bytes. Raises ImageError if the shard has changed."""
         length = self.bytes_of(record)
         try:
-            # Not mapped: a page fault at a time is 15 times slower than this when the file is cold.
+            # Not mapped: on a cold file single page faults are 15 times slower than this.
             data = os.pread(self._descriptor(record), length, int(self._columns["offset"][record]))
         except OSError as error:
             raise ImageError(f"cannot read {self.where(record)}: {error.strerror}. Check the file system.") from None
@@ -276,7 +276,7 @@ class PackedFiles:
             try:
                 descriptor = self._descriptor(record)
                 try:  # takes a microsecond; a request for cached data would take twenty
-                    # In its middle: its ends share pages with its neighbours.
+                    # In the middle of the record: its ends share pages with its neighbours.
                     os.preadv(descriptor, byte, offset + length // 2, os.RWF_NOWAIT)
                 except OSError:
                     for start in range(offset - offset % PAGE, offset + length, READ_AHEAD_BYTES):
@@ -290,7 +290,7 @@ class PackedFiles:
     def check_once(self, record: int, data: bytes) -> None:
         """Raise ImageError if ``data`` is not what was packed. Decoders overlook many damages and give other pixels.
 
-        Of each record when a process first reads it, which costs a small part of decoding it.
+        A process checks each record when it first reads it, which costs a small part of decoding it.
         """
         if not self._checked[record]:
             if not self.is_intact(record, data):

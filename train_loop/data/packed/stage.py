@@ -2,8 +2,8 @@
 
     DIR/NAME-<user>-<source>-<content>/       the copy: the set's name, the user's number, digests of path and index
 
-Made as ``once_a_node.py`` says. Each shard's SHA-256 is compared with the index while it is copied. A copy of another
-content of the same source is removed if nobody reads it. Users who share DIR have separate copies.
+``once_a_node.py`` makes it. Each shard's SHA-256 is compared with the index while it is copied. A copy of other content
+of the same source is removed if no process reads it. Users who share DIR have separate copies.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ class StageError(ConfigError):
 
 
 def stage_packed_set(source: str, folder: str) -> str:
-    """The copy of the packed set ``source`` on this node, made by the first who asks; the others wait for it.
+    """The copy of the packed set ``source`` on this node. The first process makes it; the others wait for it.
 
     Args:
         folder: variables in it (``$TMPDIR``) are this node's.
 
-    Raises StageError where there is too little room, and where the folder cannot be written; ConfigError for a source
-    that is damaged.
+    Raises StageError if there is too little room, or the folder cannot be written; ConfigError for a damaged source.
     """
     root = _root(folder)
     info = schema.read_info(source)
@@ -52,7 +51,7 @@ def stage_packed_set(source: str, folder: str) -> str:
 
 
 def _root(folder: str) -> Path:
-    """Like a shell. Raises StageError for an unset variable."""
+    """The folder, with variables replaced as in a shell. Raises StageError for an unset variable."""
     # In a job's Ray cluster TMPDIR is Ray's folder: the user's is meant.
     env = {**os.environ, "TMPDIR": os.environ.get(USER_TMPDIR, os.environ.get("TMPDIR", ""))}
     root = Path(Template(os.path.expanduser(folder)).safe_substitute({name: env[name] for name in env if env[name]}))

@@ -189,7 +189,7 @@ def pack(source: PackSource, destination: Path, profile: PackProfile, workers: i
         except OSError as error:
             reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
             raise PackFailed(f"{reason}; the same command goes on from the finished shards in {folder}") from None
-        # Only now: by these files a pack that was ended goes on.
+        # Only now: an interrupted pack needs these files to continue.
         for name in ("plan.json", "lock", *(task.note.name for task in tasks)):
             (destination / name).unlink()
     stored = len(source.train) + len(source.val) - rejected
@@ -200,7 +200,7 @@ def pack(source: PackSource, destination: Path, profile: PackProfile, workers: i
 
 
 def check_pack_fits(parent: Path, tasks: Sequence[ShardTask]) -> None:
-    """Raise ConfigError where there is no room for the shards that are still to be written."""
+    """Raise ConfigError if there is no room for the shards that are not written yet."""
     left = disk_space.space_left(parent)
     need = int(RESERVE * estimated_bytes(tasks))
     if left.bytes is not None and need > left.bytes:
@@ -216,7 +216,7 @@ def estimated_bytes(tasks: Sequence[ShardTask]) -> int:
     source = stored = 0
     for run in np.linspace(0, max(len(items) - SAMPLE_RUN, 0), SAMPLE_RUNS).astype(int):
         for item, profile in items[run : run + SAMPLE_RUN]:
-            with contextlib.suppress(RejectedImage, OSError):  # who writes its shard says so
+            with contextlib.suppress(RejectedImage, OSError):  # the process that writes its shard reports it
                 data = read_entry(item.entry)
                 source += len(data)
                 stored += len(convert(data, profile).data)
@@ -296,9 +296,9 @@ def _write_shards(tasks: Sequence[ShardTask], workers: int) -> None:
 
 
 def _finish(folder: Path, source: PackSource, profile: PackProfile, tasks: Sequence[ShardTask]) -> int:
-    """Rejections and, last, the index; returns how many images were rejected."""
+    """Write the rejected images and, last, the index; returns how many images were rejected."""
     notes = [json.loads(task.note.read_text()) for task in tasks]
-    # A file's name as Arrow can store it: bytes that are no UTF-8 become ?.
+    # A file's name as Arrow can store it: bytes that are not UTF-8 become ?.
     rejected = [
         [text.encode("utf-8", "replace").decode() for text in row] for note in notes for row in note["rejected"]
     ]
@@ -335,7 +335,7 @@ def _finish(folder: Path, source: PackSource, profile: PackProfile, tasks: Seque
 
 def _write_index(folder: Path, info: schema.PackedInfo) -> None:
     table = pa.concat_tables([_shard_index(folder / shard.file, number) for number, shard in enumerate(info.shards)])
-    # Whoever opens the index reads its first batch alone.
+    # Readers of the index read only its first batch.
     (columns,) = table.combine_chunks().to_batches()
     columns = columns.replace_schema_metadata(schema.index_metadata(info, columns))
     index = folder / schema.INDEX

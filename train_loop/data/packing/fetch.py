@@ -43,7 +43,7 @@ class PublicSet:
     digest: str
     """Name of the hash and its value, as published."""
     bytes: int
-    """About; of the archive."""
+    """Approximate size of the archive."""
 
 
 SETS = {
@@ -97,7 +97,7 @@ def fetch(name: str, archive: Path | None) -> int:
     check_writable("BIGBATCH_DATA", target)
     if archive is not None:
         check_digest(archive, SETS[name])  # before any folder is made
-    # After a failure it stays, with the archive that is there: the same command goes on from it.
+    # After a failure it stays, with the archive: the same command continues from there.
     work = target.with_name(f"{target.name}.fetching")
     work.mkdir(parents=True, exist_ok=True)
     path = archive or download(SETS[name], work / ARCHIVE)
@@ -138,8 +138,7 @@ def check_digest(path: Path, public: PublicSet) -> None:
     kind, _, expected = public.digest.partition(":")
     try:
         with open(path, "rb") as file:
-            # MD5 as published, against damage alone: systems in FIPS mode refuse it unless one says that it guards
-            # nothing.
+            # MD5 as published, only against damage: systems in FIPS mode refuse it without ``usedforsecurity=False``.
             found = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
     except OSError as error:
         raise ConfigError(f"--from must be a file that can be read; got {error}. Write another.") from None
@@ -158,7 +157,7 @@ def _unpacked(archive: Path, work: Path) -> Path:
         with gzip.open(archive) as source, open(plain, "wb") as file:
             shutil.copyfileobj(source, file, 1 << 20)
     times = os.stat(archive)
-    os.utime(plain, ns=(times.st_atime_ns, times.st_mtime_ns))  # a pack goes on with the source of the same time alone
+    os.utime(plain, ns=(times.st_atime_ns, times.st_mtime_ns))  # a pack continues only with a source of the same time
     return plain
 
 
@@ -184,7 +183,7 @@ def _write_cifar(archive: Path, plain: Path) -> None:
 
 
 class _NumpyOnly(pickle.Unpickler):
-    """The pickles come from the network: nothing but arrays may be made of them."""
+    """Unpickles only arrays, because the pickles come from the network."""
 
     def find_class(self, module: str, name: str) -> object:
         # What pickles of arrays need: anything else in a pickle can run code.

@@ -1,7 +1,7 @@
 """Shards of a packed data set, each written by one process: images read, converted, stored, renamed into place.
 
-Nothing is shared but counts of images, each with one writer, so a process that is killed at any moment leaves no lock
-behind. One whose parent is gone ends. An image that cannot be stored is refused with the reason.
+The processes share only counts of images, each with one writer, so a process that is killed at any moment leaves no
+lock behind. A process whose parent has ended ends, too. An image that cannot be stored is refused with the reason.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PackProfile:
     short_side: int = 256
     """fast: pixels of the shorter side; smaller images keep their size."""
     quality: int = 90
-    """Of images that must be encoded anew: all in ``fast``, in ``full`` those that were no plain JPEG."""
+    """JPEG quality of images that must be encoded anew: all in ``fast``; in ``full`` those that are no plain JPEG."""
     jpegtran: str | None = None
     """Program for ``full`` without loss; None: JPEGs are encoded again with their own tables."""
 
@@ -77,10 +77,10 @@ def convert(data: bytes, profile: PackProfile) -> StoredImage:
         raise RejectedImage("no image that Pillow knows") from None
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error and others
         raise RejectedImage(" ".join(str(error).split()) or type(error).__name__) from None
-    # Opened once more: what is stored may be turned or smaller than what came in, and the index needs its size.
+    # Opened once more: the stored image may be turned or smaller than the source's, and the index needs its size.
     with Image.open(BytesIO(stored)) as final:
         width, height = final.size
-    with contextlib.suppress(jpeg.JpegError):  # one without marks is decoded whole
+    with contextlib.suppress(jpeg.JpegError):  # an image without restart markers is decoded whole
         stored = jpeg.stamp(stored)
     return StoredImage(stored, width, height, pixels)
 
@@ -217,9 +217,9 @@ class PackFailed(RuntimeError):
 def write_shards(tasks: Sequence[ShardTask], workers: int) -> Generator[int, None, None]:
     """Write all shards. Yields the number of images seen so far, several times a second.
 
-    To be closed: processes that still write are killed then, as a shard takes minutes and half of one is worth nothing.
+    Close it: that kills processes that still write, because a shard takes minutes and an unfinished one is useless.
 
-    Raises OSError where the disk is full, PackFailed where a process was killed or failed in another way.
+    Raises OSError if the disk is full, PackFailed if a process was killed or failed in another way.
     """
     context = multiprocessing.get_context("spawn")  # fork would copy Arrow's threads in an unknown state
     counts = context.RawArray("q", max(len(tasks), 1))  # without a lock: each number has one writer
@@ -238,7 +238,7 @@ def write_shards(tasks: Sequence[ShardTask], workers: int) -> Generator[int, Non
                 _check_end(process.exitcode or 0)
             yield sum(counts)
     finally:
-        # All first: one that is joined before the others are killed would keep them writing.
+        # First kill all: while one is joined, the others would go on writing.
         for process in running.values():
             process.kill()
         for process in running.values():
@@ -254,7 +254,7 @@ def _check_end(code: int) -> None:
 
 
 def _start(process: SpawnProcess) -> None:
-    """Ctrl-C on a terminal reaches all processes: this one answers it. Blocked before the first line, for good."""
+    """Start it with SIGINT blocked for good: a terminal's Ctrl-C reaches all processes, and this one answers it."""
     resource_tracker.ensure_running()  # which would unblock it
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

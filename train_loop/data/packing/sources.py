@@ -1,7 +1,7 @@
 """List the images of a source, with part, class and place, without unpacking anything.
 
-A source is an image folder, tars (also tars in tars and WebDataset's) or Hugging Face's Parquet files. Of an image
-folder the images are those that training on it reads; elsewhere names such as ``train/ant/7.jpg`` tell part and class.
+A source is an image folder, tars (also tars in tars and WebDataset's) or Hugging Face's Parquet files. From an image
+folder it takes the images that training reads; elsewhere names such as ``train/ant/7.jpg`` tell part and class.
 """
 
 from __future__ import annotations
@@ -79,12 +79,11 @@ class PackSource:
     """What is left out, and what validates."""
 
     def fingerprint(self) -> str:
-        """Of names, labels and sizes, and of the containers' times: another one, another source."""
+        """A digest of names, labels and sizes, and of the containers' times. If it differs, the source differs."""
         digest = hashlib.sha256(json.dumps(self.class_names).encode())
         for items in (self.train, self.val):
             for entry, label in items:
-                # Sizes tell that a file was exchanged; without surrogateescape a name that is no UTF-8 would end the
-                # pack.
+                # Sizes reveal an exchanged file. surrogateescape: a name may not be UTF-8.
                 digest.update(f"{entry.name}\0{label}\0{entry.size}\0".encode(errors="surrogateescape"))
         files = {item.entry.file for items in (self.train, self.val) for item in items if item.entry.offset >= 0}
         for file in sorted(files):
@@ -162,7 +161,7 @@ def _by_parts(
             f"the source must hold images; got none in {root!r} ({' '.join(EXTENSIONS)}). Check the path."
         )
     train, val = choose_parts(root, parts, val_part)
-    # Nothing in the names speaks of parts: all of it trains. Beside val/ it may be test images as well.
+    # If no name has a part, all images train. Beside val/, images without a part may also be test images.
     if train is None and list(parts) == [""]:
         train = ""
     if train is None or (val is None and not val_part):
@@ -207,8 +206,8 @@ def _part_of_file(file: str) -> str:
 
 
 def _tar_images(files: Sequence[str], left_out: LeftOut) -> Labelled:
-    """``…/train/ant/7.jpg``; without such a part the file's name tells it, and the folder is the class. In WebDataset's
-    tars the class of ``000017.jpg`` is the text of ``000017.cls``."""
+    """Part and class from ``…/train/ant/7.jpg``. Without a part in the path, the tar's name tells it, and the folder is
+    the class. In WebDataset's tars the class of ``000017.jpg`` is the text of ``000017.cls``."""
     found: Labelled = []
     stated = False
     for file in files:
@@ -253,7 +252,7 @@ def _members_of(file: str) -> Iterator[SourceEntry]:
 
 
 def _members(archive: tarfile.TarFile, base: int, prefix: str) -> Iterator[tuple[str, int, int]]:
-    """Name, offset in the outermost file, size. Of a tar inside only the headers are read, where they are."""
+    """Name, offset in the outermost file, size. Only the headers of an inner tar are read, in place."""
     for member in archive:
         name = prefix + os.path.normpath(member.name)
         # Links have no bytes of their own; hidden files are read nowhere.
@@ -266,12 +265,12 @@ def _members(archive: tarfile.TarFile, base: int, prefix: str) -> Iterator[tuple
             yield name, base + member.offset_data, member.size
     archive.fileobj.seek(archive.offset)
     end = archive.fileobj.read(tarfile.BLOCKSIZE)
-    if end != bytes(tarfile.BLOCKSIZE):  # tarfile takes one that is cut at a header for whole
+    if end != bytes(tarfile.BLOCKSIZE):  # tarfile does not notice a tar that is cut off at a header
         raise tarfile.ReadError("unexpected end of data")
 
 
 def _imagenet_val_classes(folder: str) -> list[str]:
-    """ImageNet's validation images carry no class in their names: the development kit beside the tar has it."""
+    """The classes of ImageNet's validation images, from the development kit beside the tar: their names tell none."""
     from scipy.io import loadmat  # 70 ms, for this alone
 
     kit = os.path.join(folder, "ILSVRC2012_devkit_t12.tar.gz")
@@ -352,6 +351,6 @@ def _parquet_groups(file: str) -> tuple[npt.NDArray[np.int64], pq.ParquetFile]:
 
 @lru_cache(maxsize=2)
 def _parquet_group(file: str, group: int) -> pa.ChunkedArray:
-    """A row group's images. Items are packed in order of place: keep few, for one may be 100 MB."""
+    """A row group's images. Items are packed in the order of the file: so keep few groups, as one may be 100 MB."""
     reader = _parquet_groups(file)[1]
     return reader.read_row_group(group, columns=[_image_column(reader.schema_arrow.names)]).column(0)

@@ -1,4 +1,4 @@
-"""TrivialAugment and RandAugment: torchvision's own, with draws that are a function of the image's."""
+"""TrivialAugment and RandAugment: torchvision's own, with draws that follow from the image's draws."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MOST_MAGNITUDE = 30
 
 
 def augment(pixels: torch.Tensor, draws: random.Random, config: AugmentConfig) -> None:
-    """Change uint8 ``[H, W, 3]``, after crop and flip, in place as ``config.policy`` says, which is not ``none``.
+    """Change uint8 ``[H, W, 3]`` in place, after crop and flip, as ``config.policy`` says, which is not ``none``.
 
-    ``trivial``: TrivialAugment Wide (Müller & Hutter 2021), one operation of 14 at a strength of 31, both even.
+    ``trivial``: TrivialAugment Wide (Müller & Hutter 2021), one of 14 operations at one of 31 strengths, both uniform.
     ``rand``: RandAugment (Cubuk et al. 2020), ``rand_ops`` operations of 14, one after another. The draws of ``random``
     decide; torch's generator is left as it was.
 

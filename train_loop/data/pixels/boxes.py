@@ -1,7 +1,6 @@
 """Which part of an image is seen: boxes of crops, as numbers. No torch.
 
-A box is left, upper, right, lower; the last two are exclusive. Where the intervals of a stored JPEG lie is that
-format's affair (``jpeg.cut``).
+A box is left, upper, right, lower; the last two are exclusive. ``jpeg.cut`` finds the intervals of a stored JPEG.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ Size = tuple[int, int]
 """Width, height; pixels."""
 
 USUAL = DataConfig()
-"""How images are cropped if nothing else is said."""
+"""How images are cropped by default."""
 LONGEST_RATIO = 16
 """If the longer side is more than this many times the shorter one, validation ignores the ends of the image."""
 
 
 def random_box(width: int, height: int, draws: random.Random, augment: AugmentConfig = USUAL.augment) -> Box:
-    """A random part (Szegedy et al. 2015, §6); the largest allowed central box where ten draws do not fit the image.
+    """A random part (Szegedy et al. 2015, §6); the largest allowed central box if ten draws do not fit the image.
 
     ``augment``: least area and largest ratio.
     """
     least, most = augment.min_crop_area, augment.max_crop_ratio
     for _ in range(10):
         area = width * height * draws.uniform(least, 1.0)
-        # Even on the logarithm: otherwise wide crops would be likelier than tall ones.
+        # Uniform on the logarithm: otherwise wide crops would be likelier than tall ones.
         ratio = math.exp(draws.uniform(-math.log(most), math.log(most)))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
@@ -55,14 +54,14 @@ def _middle(width: int, height: int, w: int, h: int) -> Box:
 
 
 def short_side(size: int, part: float = USUAL.val_crop) -> int:
-    """Pixels of the shorter side of which validation cuts out this ``part``, ``size`` × ``size``."""
+    """Pixels of the shorter side, of which ``size`` × ``size``, the central crop of validation, is this ``part``."""
     return round(size / part)
 
 
 def size_before_crop(width: int, height: int, size: int, part: float = USUAL.val_crop) -> Size:
-    """To what validation resizes an image before it cuts ``size`` × ``size`` out of its centre."""
+    """The size to which validation resizes an image before it cuts ``size`` × ``size`` out of its centre."""
     short = short_side(size, part)
-    # Cut off, not rounded, as torchvision's Resize: the same pixels as its recipes validate on.
+    # Cut off, not rounded, as in torchvision's Resize: so these are the pixels on which its recipes validate.
     return (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
 
 

@@ -22,10 +22,10 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def opened(file: str | os.PathLike[str] | IO[bytes]) -> Image.Image:
-    """``Image.open``, wherever images of a user's are read: what a run trains on, ``bigbatch pack`` packs too.
+    """``Image.open`` for all images of users, so that ``bigbatch pack`` accepts the same images as training.
 
     Raises ValueError for more than twice Pillow's ``MAX_IMAGE_PIXELS``, half a gigabyte as RGB: a small file can unpack
-    to many, which would end this process for want of memory. Else what Pillow raises.
+    to so many that this process runs out of memory. Otherwise it raises what Pillow raises.
     """
     try:
         return Image.open(file)
@@ -35,11 +35,11 @@ def opened(file: str | os.PathLike[str] | IO[bytes]) -> Image.Image:
 
 
 MEND = "Replace the file and repeat the command"
-"""What to do about an image that a run cannot read. Without the file the data are others, on which no run resumes."""
+"""What to do about an image that a run cannot read. Without the file the data differ, and the run cannot resume."""
 
 
 def why_unreadable(error: Exception) -> str:
-    """The reason of ``opened`` in words, without the file's name, which the caller says."""
+    """The reason of ``opened`` in words, without the file's name, which the caller adds."""
     if isinstance(error, UnidentifiedImageError):
         return "it is no image"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -54,7 +54,7 @@ def to_8_bits(image: Image.Image) -> Image.Image:
         pixels = np.asarray(image).astype(np.float64)
         if image.mode == "F" or pixels.max(initial=0) > 65535:
             raise ValueError(f"pixels of mode {image.mode!r} have no known range, convert them to 8 or 16 bits")
-        # PNG and TIFF of 16 bits open as mode I too; what stays within 8 bits is taken as it is.
+        # PNG and TIFF of 16 bits open as mode I, too; pixels within 8 bits are taken unchanged.
         # 65535 / 255: white stays white.
         scale = 257.0 if image.mode != "I" or pixels.max(initial=0) > 255 else 1.0
         return Image.fromarray(np.rint(pixels.clip(0) / scale).astype(np.uint8))
@@ -72,11 +72,11 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What makes stored pixels those that a viewer shows. 1, and any other value, are shown as they are stored."""
+"""The turn from stored pixels to those that a viewer shows. For 1, and any other value, both are the same."""
 
 
 def turn_of(image: Image.Image) -> Image.Transpose | None:
-    """How the pixels must be turned so that they are those that a viewer shows. None: they are already.
+    """The turn that makes the pixels those that a viewer shows. None: they are already.
 
     EXIF that cannot be read turns nothing, as in viewers. Raises what Pillow raises for pixels that cannot be read.
     """

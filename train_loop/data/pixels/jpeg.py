@@ -3,9 +3,9 @@
 Huffman codes have no seams: to decode the last rows of an ordinary JPEG, all codes before them must be
 read, and reading them is most of the work. A restart marker is a seam. With one every few blocks (an
 *interval*, here about 32 pixels of a row of blocks), ``cut`` copies the intervals under a crop, writes their
-extent into the header and numbers the markers anew. What comes out is an ordinary JPEG that any decoder
-reads, and its pixels are those of the whole image. So are the stored files: ordinary JPEGs, with a table of
-where the intervals begin in an application segment at their front (``stamp``).
+extent into the header and numbers the markers anew. The result is an ordinary JPEG that any decoder reads,
+and its pixels are those of the whole image. The stored files are ordinary JPEGs, too: a table in an
+application segment at their front says where the intervals begin (``stamp``).
 
 Source of the format: ITU-T T.81, §B.2 (segments), §E.1.3 (restart intervals).
 """
@@ -26,15 +26,15 @@ from PIL import Image
 from bigbatch.train_loop.data.pixels.boxes import Box
 
 INTERVAL_PIXELS = 32
-"""Width of an interval. Costs 4 % of the bytes of ImageNet, more where a row's blocks are a prime number; 64 costs 1 %,
-and more is decoded that no crop shows."""
+"""Width of an interval. Costs 4 % of the bytes of ImageNet, more if a row's blocks are a prime number; 64 costs 1 %,
+but more pixels are decoded that no crop shows."""
 
 MARGIN = 1
 """Pixels around a crop that are decoded too: chroma that was stored at half size is interpolated from its
 neighbours, one pixel away. With them the crop's own pixels equal those of a full decode, bit for bit."""
 
 NARROW = 4
-"""Pixels: of an image that is no wider, libjpeg-turbo interpolates no chroma of half the width (jdsample.c)."""
+"""Pixels: in an image that is not wider, libjpeg-turbo does not interpolate chroma of half the width (jdsample.c)."""
 
 MIN_PIXELS = 128 * 128
 """Smaller images are stored unchanged: a crop's header would cost more than it saves."""
@@ -52,7 +52,7 @@ _RESTARTS = np.tile(np.arange(0xD0, 0xD8, dtype=np.uint8), 1 << 18)
 
 
 class JpegError(ValueError):
-    """Bytes that are no JPEG, or none of the kind that can be cut."""
+    """Bytes that are no JPEG, or a JPEG that cannot be cut."""
 
 
 class Layout(NamedTuple):
@@ -101,7 +101,7 @@ def read_layout(data: bytes) -> Layout:
     except (IndexError, struct.error):
         raise JpegError("the JPEG ends within its header") from None
     header = length + 4  # after the start of the image and the table
-    # NumPy's own error for it would not be a JpegError, on which callers decode the file as a whole.
+    # NumPy's own error would not be a JpegError, after which callers decode the whole file.
     if len(data) < header:
         raise JpegError("the JPEG ends within its header")
     lengths = np.frombuffer(data, _TABLE, (header - 2 - STAMP_HEADER.size) // 2, 2 + STAMP_HEADER.size)
@@ -158,7 +158,7 @@ def _segments(data: bytes, start: int) -> npt.NDArray[np.int64]:
     if not len(ends):
         raise JpegError("the JPEG is cut short: no end marker")
     other = at[(following != 0) & (following != 0xFF) & ~((following >= 0xD0) & (following <= 0xD9))]
-    # Markers after the end are another image's, as of a thumbnail appended.
+    # Markers after the end belong to another image, such as an appended thumbnail.
     if len(other) and other[0] < ends[0]:
         raise JpegError("the JPEG has more than one scan")
     return np.concatenate([[start], restarts[restarts < ends[0]] + 2, [ends[0] + 2]])
@@ -177,7 +177,7 @@ def cut(data: bytes, layout: Layout, box: Box) -> tuple[bytearray, Box]:
     first, last = max(left - MARGIN, 0) // wide, -(-min(right + MARGIN, width) // wide)
     if first and min(width, last * wide) - first * wide <= NARROW:
         first -= 1
-    # Of each row the intervals under the crop lie one after another. Few calls: each costs as much as its numbers.
+    # The intervals of a row under the crop follow each other. Few NumPy calls: a call costs as much as its numbers.
     bounds = np.add.accumulate(lengths[: bottom * columns + 1], dtype=np.int64)
     bounds += header_offset
     header_end = int(bounds[0])

@@ -1,7 +1,7 @@
 """Augmentation of whole batches on the device: random erasing, mixup, cutmix.
 
-What is drawn depends on (seed, epoch, step, micro-batch) alone, and comes in as a numpy generator: neither a resume
-nor the number of workers changes it.
+The draws depend only on (seed, epoch, step, micro-batch), from which a NumPy generator is made: neither a resume nor
+the number of workers changes them.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def cutmix(
     # A copy: each image gives to its neighbour what it had before.
     mixed = images.clone()
     mixed[:, :, rows, columns] = images.roll(1, 0)[:, :, rows, columns]
-    # Of the rectangle as cut off at the borders, not as drawn: labels must match what is seen.
+    # From the rectangle as cut off at the borders, not as drawn: labels must match the visible pixels.
     share = 1 - height * width / (images.shape[2] * images.shape[3])
     return mixed, _mixed_labels(labels, num_classes, share)
 

@@ -82,7 +82,7 @@ def _enlarge(scans: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def random_affine(images: torch.Tensor, draws: torch.Tensor, bounds: AffineRange) -> torch.Tensor:
-    """Shift, turn and scale each image by its own draws; what comes in from outside is 0.
+    """Shift, turn and scale each image by its own draws; pixels from outside are 0.
 
     Args:
         images: ``[N, C, H, W]``, square.
@@ -94,7 +94,7 @@ def random_affine(images: torch.Tensor, draws: torch.Tensor, bounds: AffineRange
     """
     right, down, turn, grow = (2 * draws - 1).unbind(1)
     angle = turn * math.radians(bounds.degrees)
-    # The grid says where an output pixel comes from: to enlarge is to look at less.
+    # The grid says where an output pixel comes from: enlarging shows a smaller part.
     zoom = 1 / (1 + grow * bounds.scale)
     cos, sin = (zoom * angle.cos())[:, None, None], (zoom * angle.sin())[:, None, None]
     size = images.shape[-1]

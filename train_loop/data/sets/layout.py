@@ -1,7 +1,7 @@
 """How a folder of images is read: which files are images, and which part trains and which validates.
 
-The rules are the same for training and packing. What is not read is counted or refused. The parts are known by the
-names of folders, or of what a container holds.
+The rules are the same for training and packing. Files that are not read are counted or refused. The parts are known by
+the names of folders, or of files in a container.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def visible_entries(folder: str) -> Iterator[os.DirEntry[str]]:
 def is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a folder, or a link to one.
 
-    Raises ConfigError for a link to nothing, as of a file system that is not mounted, or in circles.
+    Raises ConfigError for a broken link, e.g. to a file system that is not mounted, and for a circular one.
     """
     try:
         if entry.is_symlink():
@@ -72,10 +72,10 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 def images_below(folder: str, left_out: LeftOut, prefix: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Each image below a folder: its path from there, after ``prefix``, and its entry. Not in order.
 
-    Also in folders below, for Tiny ImageNet keeps its images in ``<class>/images``, and in linked ones.
+    It also looks into folders below, because Tiny ImageNet keeps its images in ``<class>/images``, and linked folders.
 
     Args:
-        left_out: is told of each file that is not read.
+        left_out: counts each file that is not read.
     """
     for entry in visible_entries(folder):
         if is_folder(entry):
@@ -89,7 +89,7 @@ def images_below(folder: str, left_out: LeftOut, prefix: str = "") -> Iterator[t
 TRAIN_FOLDERS = ("train",)
 VAL_FOLDERS = ("val", "validation", "valid", "test")
 TEST = "test"
-"""Validates only where nothing else does; with ``data.val_part`` it is left alone."""
+"""This part validates only if no other does; with ``data.val_part`` it is not used."""
 PARTS = TRAIN_FOLDERS + VAL_FOLDERS
 HELD = "--val-part holds images out where a data set has none to validate on"
 
@@ -98,7 +98,7 @@ def find_layout(root: str, val_part: float) -> tuple[str, str | None, tuple[str,
     """The folders that hold a folder for each class, of training and of validation, and notes; None if ``root`` has
     neither train/ nor folders that may be classes. None for validation: training images are held out.
 
-    Raises ConfigError where there are no images to validate on, or both such images and ``val_part``.
+    Raises ConfigError if there are no images to validate on, or both such images and ``val_part``.
     """
     folders = sorted(entry.name for entry in visible_entries(root) if is_folder(entry))
     train, val = choose_parts(root, folders, val_part)

@@ -1,7 +1,7 @@
 """Data sets of a user's own: the pair that the function of ``data.name=FILE.py:FUNCTION`` returns, and its batches.
 
-Items are read behind torch's DataLoader, in the order of ``sampling.py``. Each item is a function of (seed, epoch,
-index), whatever reads it when.
+torch's DataLoader reads the items, in the order of ``sampling.py``. Each item is a function of (seed, epoch, index),
+whichever process reads it, and whenever.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class OwnSet:
     """The training or the validation set."""
 
     word: str
-    """Of ``data.name``, with an absolute path."""
+    """``data.name``, with an absolute path."""
     part: str
     items: Any
     size: int
     collate: Any
     """The training set's ``collate_fn``; None: torch's own."""
     num_classes: int
-    """Of the training set; 0: not known."""
+    """Classes of the training set; 0: not known."""
 
     def item(self, seed: int, epoch: int, index: int) -> Item:
-        """The item, the same for the same arguments whoever reads it.
+        """The item. It is the same for the same arguments in any process.
 
-        Raises OwnCodeError for what the data set raises, and ConfigError for what is no pair.
+        Raises OwnCodeError for what the data set raises, and ConfigError for an item that is no pair.
         """
         with seeded_draws(self.part, seed, epoch, index), users_code(KEY, self.word):
             found = self.items[index]
@@ -93,7 +93,7 @@ class OwnSet:
                 f"for {len(items)} items. Put such a tensor first, e.g. the number of boxes of each image."
             )
         classes = targets is first and first.ndim == 1 and _is_whole(first) and first.device.type == "cpu"
-        # On a GPU the loss would say no more than that the device failed. torch's losses leave out items of -100.
+        # On a GPU the loss would only say that the device failed. torch's losses leave out items of -100.
         known = self.num_classes if classes else 0
         if known and len(wrong := first[(first >= known) | (first < 0) & (first != -100)]):
             raise ConfigError(
@@ -166,7 +166,7 @@ def known_labels(items: object, size: int | None) -> sampling.Indices | None:
         labels = np.asarray(getattr(items, "targets", None))
     except (ValueError, TypeError, RuntimeError):
         return None
-    # A set that wraps another may pass on the labels of all: their number tells.
+    # A set that wraps a part of another may pass on all its labels: their number reveals it.
     ok = labels.ndim == 1 and len(labels) and labels.dtype.kind in "iu" and size in (None, len(labels))
     return labels.astype(np.int64) if ok else None
 
@@ -234,7 +234,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 WIDE = (torch.uint16, torch.uint32, torch.uint64)
-"""NumPy's dtypes of labels that torch stores, and compares with nothing."""
+"""Types of labels, from NumPy, that torch can store but not compare."""
 
 
 @torch.no_grad()
@@ -251,10 +251,10 @@ def _single(batch: Nested) -> Nested:
 
 @contextmanager
 def seeded_draws(*position: object) -> Iterator[None]:
-    """Within the block the three global generators begin as a function of ``position`` alone; after it they go on as
-    if the block had not been: in the training process they are the model's.
+    """Within the block the three global generators start from ``position`` alone. Afterwards they have their state from
+    before the block, because in the training process the model uses them.
 
-    Of torch it is the CPU's generator. Generators that the user's code makes by itself are its own matter.
+    torch's generator here is the CPU's. Generators that the user's code makes itself are not seeded.
     """
     # hash() of text differs in each process.
     digest = hashlib.blake2b(repr(position).encode(), digest_size=32).digest()
@@ -281,7 +281,7 @@ class OwnSource(DataSource):
         train, val = own_sets(config)
         self._workers = loader_workers(config)
         self._readers = [_Reader(part, config, self._workers) for part in (train, val)]
-        # As if of one class where they are not named: a stratified draw is then a plain one.
+        # Without labels all items count as one class: a stratified draw is then a plain one.
         labels, val_labels = (known_labels(part.items, part.size) for part in (train, val))
         self._val_labels = np.zeros(val.size, np.int64) if val_labels is None else val_labels
         self._rows = subset_rows(np.zeros(train.size, np.int64) if labels is None else labels, config.subset)
@@ -335,7 +335,7 @@ class _Reader:
         """Raises OwnCodeError, and LoaderError if a loader process dies."""
         if not batches:
             return
-        if self._busy or self._loader is None:  # a read that was left early may have batches under way
+        if self._busy or self._loader is None:  # a read that was left early may still have batches in progress
             self.close()
             self._loader = self._make()
         self._order[:] = [[(epoch.seed, epoch.number, int(index)) for index in rows] for rows in batches]
@@ -358,7 +358,7 @@ class _Reader:
         self._busy = False
 
     def close(self) -> None:
-        """Its processes end with it."""
+        """Drop the DataLoader, which ends its processes."""
         self._loader, self._busy = None, False
 
 
@@ -367,7 +367,7 @@ class _Items(Dataset[object]):
         self._items = items
 
     def __getitems__(self, keys: Sequence[ItemKey]) -> Batch | str:
-        """A whole batch; what is wrong with it in its place, as an exception would come with torch's traceback."""
+        """A whole batch, or the message of its error: an exception would come with torch's traceback."""
         try:
             return self._items.batch([self._items.item(*key) for key in keys])
         except (OwnCodeError, ConfigError) as error:

@@ -39,8 +39,8 @@ class Listing:
 
     folder: str
     paths: npt.NDArray[np.bytes_]
-    """Relative to ``folder``. One array, as a list of a million strings would be copied, page by
-    page, into every loader process when their reference counts change."""
+    """Relative to ``folder``. One array, because a list of a million strings would be copied, page by page, into each
+    loader process when reference counts change."""
     labels: npt.NDArray[np.int64]
 
     def path(self, index: int) -> str:
@@ -59,23 +59,23 @@ class Listing:
 
 @dataclass(frozen=True)
 class FolderScan:
-    """All images of an image folder. It is handed on, because to list a large folder again may take minutes."""
+    """All images of an image folder. It is passed on, because listing a large folder again may take minutes."""
 
     root: str
     class_names: tuple[str, ...]
     train: Listing
     val: Listing
     val_part: float = 0.0
-    """The part of each class's images that is held out as ``val``; 0: it has a folder of its own."""
+    """The part of each class's images that is held out as ``val``; 0: ``val`` has a folder of its own."""
     notes: tuple[str, ...] = ()
     """What a reader of a plan must know: which files and folders are left out, and what validates."""
     largest_side: int = 0
-    """Pixels of the longer side of the largest image that was opened; 0: none was, or none can be."""
+    """Pixels of the longer side of the largest image that was opened; 0: none was opened, or none can be."""
     unreadable: str = ""
-    """The first file that was opened and is no image, and why; empty: there is none. It is not handed on."""
+    """The first file that was opened and is no image, and why; empty: there is none. It is not passed on."""
 
     def with_some_opened(self) -> FolderScan:
-        """With ``largest_side`` and ``unreadable``, of the headers of a few images of each part, evenly spread."""
+        """A copy with ``largest_side`` and ``unreadable``, from the headers of a few images of each part."""
         from bigbatch.train_loop.data.pixels.crops import opened, why_unreadable  # listing a folder needs no Pillow
 
         largest, unreadable = 0, ""
@@ -88,7 +88,7 @@ class FolderScan:
         return replace(self, largest_side=largest, unreadable=unreadable)
 
     def names_digest(self) -> str:
-        """Of all images' names and classes, in their order."""
+        """A digest of all images' names and classes, in their order."""
         parts = (array.tobytes() for part in (self.train, self.val) for array in (part.paths, part.labels))
         return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
@@ -104,7 +104,7 @@ class FolderScan:
         yield from self.val.some_paths()
 
     def write(self, path: Path) -> None:
-        """For processes that are started later, on any node that sees ``path``. Raises OSError."""
+        """Write it for processes that start later, on any node that sees ``path``. Raises OSError."""
         names = np.array([os.fsencode(name) for name in self.class_names])
         with replacing(path) as file:
             np.savez_compressed(
@@ -124,7 +124,7 @@ class FolderScan:
     def read(cls, path: Path) -> FolderScan | None:
         """What ``write`` wrote; None where there is no such file, or it cannot be read."""
         try:
-            # A pickle could run code of whoever may write there.
+            # A pickle could run code of anyone who may write there.
             with np.load(path, allow_pickle=False) as found:
                 root, train, val = (os.fsdecode(bytes(folder)) for folder in found["folders"])
                 return cls(

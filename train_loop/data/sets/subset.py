@@ -1,4 +1,4 @@
-"""Which training images a run sees: all, without those held out to validate on, or a part of them.
+"""Which training images a run sees: all except those that are held out for validation, or a part of them.
 
 ``data.val_part`` holds out images of each class where a data set has none to validate on. A part of the training images
 serves searches that need not see them all.
@@ -23,8 +23,8 @@ Rows = npt.NDArray[np.int64]
 def hold_out(names: Sequence[str | bytes], labels: npt.NDArray[np.int64], part: float) -> tuple[Rows, Rows]:
     """The rows that train and those that validate, each rising; a function of names, labels and part alone.
 
-    Evenly spaced images of a list sorted by class and hash of the name: each class gives its share to within one
-    image, and keeps at least one to train on.
+    It holds out evenly spaced images of a list sorted by class and hash of the name: each class gives its share to
+    within one image, and keeps at least one to train on.
 
     Args:
         names: of the images, in the data set.
@@ -51,7 +51,7 @@ def hold_out(names: Sequence[str | bytes], labels: npt.NDArray[np.int64], part: 
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-# Any number, but the same for ever: with another one, trials of two searches would see other images.
+# Any number, but never change it: with another one, trials of two searches would see different images.
 SEED = 20
 
 
@@ -63,8 +63,8 @@ def subset_size(size: int, part: float) -> int:
 def subset_rows(labels: npt.NDArray[np.int64], part: float) -> npt.NDArray[np.int64]:
     """Rows of a stratified part, rising: each class gives its share to within one image.
 
-    The same rows in each run, so that trials compare: drawn from a seed of its own, whatever the run's.
-    A smaller part is not always within a larger one.
+    The rows are the same in each run, so that trials are comparable: they have their own seed, not the run's. A smaller
+    part is not always within a larger one.
 
     Args:
         labels: ``[N]``.
