@@ -158,8 +158,8 @@ class EpochRecord:
     baseline: dict[str, float] | None = _column(
         "map",
         "what a constant prediction reaches on the same images, by metric (`val_top1`, `val_loss`, `val_miou`, and "
-        "so on; [objectives.md](objectives.md#what-a-constant-prediction-is-worth)), in the first epoch; null in "
-        "the others, and where no constant is known",
+        "so on; [objectives.md](objectives.md#what-a-constant-prediction-is-worth)), in the first epoch that is "
+        "validated; null in the others, and where no constant is known",
         default=None,
     )
 

@@ -33,7 +33,7 @@ from bigbatch.cluster.record.job_record import JobRecord
 WARNINGS = {signal.SIGUSR1, signal.SIGUSR2}
 """Signals that ``--signal`` may send before the time limit. Without a handler, each ends the process that gets it."""
 POLL_S = 0.1
-POLL_S = 0.5
+NODES_POLL_S = 0.5
 """Time between two looks at the nodes' files on the shared file system."""
 
 
@@ -198,7 +198,7 @@ class JobWatch:
         elif time.time() >= self._left.deadline:
             self.stop_because(Cause.TIME_LIMIT, "the time limit is near (--margin)")
         elif time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + POLL_S
+            self._next_look = time.monotonic() + NODES_POLL_S
             self._look_at_nodes()
             for chore in self._chores:
                 chore()

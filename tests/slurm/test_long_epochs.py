@@ -17,9 +17,9 @@ from virtual_cluster import VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.exhaustive]
 
-TRIALS, TRAIN_IMAGES, BATCH = 2, 12_000, 4
+TRIALS, TRAIN_IMAGES, BATCH = 2, 40_000, 4
 SPACE = f'''
-"""One learning rate, and so many steps that an epoch takes some two minutes of a core."""
+"""One learning rate, and so many steps that an epoch takes more than a minute of a core."""
 
 def space(trial, workload):
     """Learning rate of SGD at batch {BATCH}."""

@@ -176,7 +176,7 @@ def test_a_search_outlives_a_worker_node_that_is_powered_off(cluster, search):
 
 @pytest.mark.exhaustive
 def test_a_search_goes_on_after_its_first_node_was_powered_off(cluster, search):
-    job = search(6, sbatch=("-N2", "-c1"))
+    job = search(6, sbatch=("-N2", "-c1"), BIGBATCH_HUNG_S="15")
     job.wait_log(r"trial \d+ epoch 1/2")
     head = job.record["head"]
     cluster.poweroff(head)
