@@ -104,8 +104,8 @@ def _ends(found: StudySummary) -> str:
     """``: 3 ran to their end; 2 confirmations``; empty before a trial has begun."""
     words = {"COMPLETE": "ran to their end", "PRUNED": "stopped or paused", "FAIL": "failed",
              "RUNNING": _running_words(found), "WAITING": "waiting"}  # fmt: skip
-    begun = found.study.begun
-    states = counted(trial.state for trial in begun if trial.kind != Kind.CONFIRMATION)
+    begun, again = found.study.begun, replaced_trials(found.study.trials)
+    states = counted(t.state for t in begun if t.kind != Kind.CONFIRMATION and t.number not in again)
     refused = sum(was_refused(trial) for trial in found.study.trials)
     confirmations = of_kind(begun, Kind.CONFIRMATION)
     open_ones = sum(trial.state in (State.RUNNING, State.WAITING) for trial in confirmations)

@@ -136,11 +136,11 @@ class PausedTrials(StudyIndex):
         trial, attrs, gain = trials[place], trials[place].user_attrs, self._facts.objective.gain
         kind, values = self._kind_of(trial), trial.intermediate_values
         epoch = max(values, default=0)
-        continues = int(attrs.get(CONTINUES_ATTR, -1))
+        continues, earlier = int(attrs.get(CONTINUES_ATTR, -1)), earlier_of(trial)
         if continues >= 0:
             self._continued.add(continues)
             self._paused.pop(continues, None)
-        begun = earlier_of(trial) is None and not was_refused(trial)
+        begun = earlier is None and not was_refused(trial)
         (self._begun.add if begun else self._begun.discard)(trial.number)
         self._known[trial.number] = _Known(
             kind,
@@ -148,8 +148,8 @@ class PausedTrials(StudyIndex):
             place,
             epoch,
             gain(values[epoch]) if epoch else -math.inf,
-            is_new=earlier_of(trial) is None,
-            given=GIVEN_ATTR in attrs or (continues in self._known and self._known[continues].given),
+            is_new=earlier is None,
+            given=GIVEN_ATTR in attrs or (earlier in self._known and self._known[earlier].given),
             looked=looked_of(trial, self._facts),
         )
         if kind == PAUSED and trial.number not in self._continued:

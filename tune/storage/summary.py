@@ -262,7 +262,8 @@ def _from_row(row: Mapping[str, object]) -> Run:
         "gpu_hours", "ended_because", "attempts", "retries", "continues", "paused_in_epoch", "diverged", "confirms",
         "infeasible", "failure_kind", "ray_trial_id",
     )  # fmt: skip
-    attrs = {name: row[name] for name in names if row.get(name) is not None}
+    # Of a trial that violates no constraint, the table says False.
+    attrs = {name: found for name in names if (found := row.get(name)) is not None and found is not False}
     config: dict[str, object] = {}
     for column, found in row.items():
         if column.startswith("config.") and found is not None:

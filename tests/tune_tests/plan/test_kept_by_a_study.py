@@ -56,3 +56,11 @@ def test_a_resumed_study_keeps_what_was_read_from_files_that_are_gone_whatever_i
     for options in ({}, first, {"enqueue": ("recipe:lamb-32k",)}):
         again = make_plan(SearchOptions(resume=True, study="s", output=str(tmp_path / "runs"), **options))
         assert (again.enqueued, again.warm_start) == (plan.enqueued, plan.warm_start)
+
+
+def test_a_study_in_a_database_is_read_from_its_tables_as_one_with_a_journal(tmp_path: Path) -> None:
+    base = of_two_batches(tmp_path, "base")
+    old_study(base, 1.5)
+    by_journal = of_two_batches(tmp_path, "s", warm_start=(str(base.folder),)).warm_start
+    (base.folder / "optuna.journal").unlink()
+    assert of_two_batches(tmp_path, "s", warm_start=(str(base.folder),)).warm_start == by_journal != ()

@@ -132,6 +132,17 @@ def test_the_best_of_the_configurations_that_were_given_for_a_value_runs_to_its_
     assert len(done) == 4 and strategy.is_over(study), "they count towards the third"
 
 
+def test_a_retry_of_a_configuration_that_was_given_is_measured_in_its_place():
+    strategy, study = make_strategy("random", "look", facts_of(trials=2, frontier="batch")), new_study()
+    study.enqueue_trial({"x": 0.99, "batch": 256}, user_attrs={GIVEN_ATTR: {}})
+    study.tell(study.ask(), state=TrialState.FAIL)
+    study.enqueue_trial({"x": 0.99, "batch": 256}, user_attrs={RETRIES_ATTR: 0})
+    assert run_next(study, strategy) == 1 and a_trial(study, strategy, 0.3) == 2
+    slots = [one_slot(study, strategy, 12) for _ in range(3)]
+    assert slots == ["2", "1", "over"], "the best first; then the given one, however bad it looks"
+    assert strategy.is_over(study)
+
+
 def test_it_is_not_over_while_a_trial_runs_that_may_yet_pause():
     strategy, study = make_strategy("random", "look", facts_of(trials=1)), new_study()
     trial = begin(study, {}, epochs=EPOCHS)

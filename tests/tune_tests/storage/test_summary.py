@@ -203,6 +203,18 @@ def test_failed_trials_are_tried_again_by_the_command_that_is_shown(tmp_path, ca
     assert again.replace("study s", "study s2") in text
 
 
+def test_a_trial_that_another_one_continues_or_repeats_is_counted_once(tmp_path, capsys):
+    store = recorded_study(tmp_path / "s", 3, trials=8, sessions=[{}])
+    states = [trial.state.name for trial in store.study.trials]
+    for attr in ("continues", "retries"):
+        number = states.index({"continues": "PRUNED", "retries": "FAIL"}[attr])
+        store.study.enqueue_trial({}, user_attrs={attr: number})
+        store.study.tell(store.study.ask(), 0.5)
+    store.close()
+    assert show_main([str(store.folder)]) == 0
+    assert "3/8: 3 ran to their end\n" in capsys.readouterr().out
+
+
 def test_a_study_in_a_database_is_shown_from_its_tables(tmp_path, capsys):
     url = f"sqlite:///{tmp_path / 'd.db'}"
     store = recorded_study(tmp_path / "one", 3, storage=url, trials=8, sessions=[{}])
