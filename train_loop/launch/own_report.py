@@ -195,7 +195,10 @@ class Report:
         checkpoint: str | Path | None,
         metrics: Mapping[str, SupportsFloat],
     ) -> None:
-        number = operator.index(epoch)  # also of numpy and torch
+        try:
+            number = operator.index(epoch)  # also of numpy and torch
+        except TypeError:
+            raise ReportError(f"epoch must be a whole number; got {epoch!r}. Write report(epoch=1, value=…).") from None
         if not number == self.epoch + 1 <= self._epochs:
             raise ReportError(
                 f"epochs are reported one by one, from 1 to config['epochs'], {self._epochs}; got {number} after "
