@@ -111,6 +111,14 @@ def test_an_item_that_torchs_losses_leave_out_is_allowed(tmp_path: Path) -> None
     assert describe_data_set(data_config({"data.name": f"{file}:data"}), open_some=True).train_size == 2
 
 
+def test_classes_may_be_of_a_type_that_does_not_reach_their_number(tmp_path: Path) -> None:
+    file = tmp_path / "small.py"
+    items = "[(torch.ones(2), torch.tensor(i, dtype=torch.int8)) for i in (0, 99)]"
+    small = f"type('Set', (list,), dict(num_classes=1000))({items})"
+    file.write_text(f"import torch\n\ndef data():\n    return {small}, {small}\n")
+    assert describe_data_set(data_config({"data.name": f"{file}:data"}), open_some=True).num_classes == 1000
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_exception_of_an_item_is_the_users_traceback_alone(tmp_path: Path, workers: int) -> None:
     more = """
