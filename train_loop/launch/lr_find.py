@@ -128,8 +128,7 @@ def lr_find(
         run.sums.values.zero_()
         take_step(run, next(steps_to_take), rate)
         run.progress.step += 1  # dropout's seed
-        sums = Sums(*run.sums.values.tolist())
-        return sums.loss / sums.images
+        return Sums(*run.sums.values.tolist()).mean_loss
 
     return range_test(step, first, last, steps)
 

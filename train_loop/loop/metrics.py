@@ -34,6 +34,16 @@ class Sums(NamedTuple):
     correct: float = 0.0
     images: float = 0.0
 
+    @property
+    def mean_loss(self) -> float:
+        """The loss of an image."""
+        return self.loss / self.images
+
+    @property
+    def top1(self) -> float | None:
+        """The share of right answers; None where the targets are no classes."""
+        return None if math.isnan(self.correct) else self.correct / self.images
+
 
 class MetricSums:
     """``Sums`` as float64 ``[3]`` on the device.

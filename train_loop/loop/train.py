@@ -28,7 +28,7 @@ from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, descr
 from bigbatch.train_loop.loop.metrics import Sums
 from bigbatch.train_loop.loop.oom_retry import Halving, retry_with_smaller_micro_batches
 from bigbatch.train_loop.loop.replayed_step import replay_steps
-from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
+from bigbatch.train_loop.loop.validation import prepare_batch_norm, validate, validation_values
 from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
 from bigbatch.train_loop.model.sharding import is_shared_out, whole_weights
 from bigbatch.train_loop.optim.schedules import learning_rate
@@ -270,8 +270,8 @@ def _end_epoch(run: Run, val_sums: Sequence[torch.Tensor] | None, shared: dict[s
     record = EpochRecord(
         epoch=progress.epoch,
         epochs=config.epochs,
-        train_loss=trained.loss / trained.images,
-        train_top1=part_of(trained.correct, trained.images),
+        train_loss=trained.mean_loss,
+        train_top1=trained.top1,
         learning_rate=progress.learning_rate,
         optimizer_steps=progress.optimizer_steps,
         skipped_steps=progress.skipped_steps,

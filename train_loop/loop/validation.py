@@ -115,21 +115,16 @@ def _first(outputs: torch.Tensor, count: int) -> torch.Tensor:
     return outputs[:count] if outputs.ndim else outputs
 
 
-def part_of(correct: float, images: float) -> float | None:
-    """Top-1 from its sums; None where the targets are no classes."""
-    return None if math.isnan(correct) else correct / images
-
-
 def validation_values(run: Run, sums: Sequence[Sums]) -> dict[str, Any]:
     """The fields of the record that ``validate`` has measured, from its sums over all ranks."""
     values: dict[str, Any] = {}
     for name, part in zip(("val", "holdout"), sums, strict=False):
         if not math.isfinite(part.loss):
             raise NonFiniteLossError(
-                f"validation loss is {part.loss / part.images} after epoch {run.progress.epoch + 1}, "
+                f"validation loss is {part.mean_loss} after epoch {run.progress.epoch + 1}, "
                 f"whose last learning rate was {run.progress.learning_rate:.6g}"
             )
-        values |= {f"{name}_loss": part.loss / part.images, f"{name}_top1": part_of(part.correct, part.images)}
+        values |= {f"{name}_loss": part.mean_loss, f"{name}_top1": part.top1}
     return values
 
 
@@ -215,7 +210,7 @@ def _loss_and_top1(seen: SeenTargets, constant: torch.Tensor, loss: LossFunction
             mean_loss = outputs.new_tensor(math.nan)
         sums.add(mean_loss, outputs, targets)
     total = Sums(*world.sum(sums.values).tolist())
-    return {"loss": total.loss / total.images, "top1": total.correct / total.images}
+    return {"loss": total.mean_loss, "top1": total.correct / total.images}
 
 
 def _metric_values(

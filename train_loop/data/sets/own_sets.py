@@ -94,12 +94,14 @@ class OwnSet:
             )
         classes = targets is first and first.ndim == 1 and _is_whole(first) and first.device.type == "cpu"
         # On a GPU the loss would only say that the device failed. torch's losses leave out items of -100.
-        known, whole = (self.num_classes, first.long()) if classes else (0, first)  # int8 has no 1000 to compare with
-        if known and len(wrong := whole[(whole >= known) | (whole < 0) & (whole != -100)]):
-            raise ConfigError(
-                f"{KEY}={self.word} must give classes from 0 to {known - 1}, below its num_classes; got "
-                f"{int(wrong[0])} in {self.part}. Count classes from 0, or correct num_classes."
-            )
+        known = self.num_classes if classes else 0
+        if known and not 0 <= int(first.min()) <= int(first.max()) < known:
+            wrong = [each for each in first.tolist() if each != -100 and not 0 <= each < known]
+            if wrong:
+                raise ConfigError(
+                    f"{KEY}={self.word} must give classes from 0 to {known - 1}, below its num_classes; got {wrong[0]} "
+                    f"in {self.part}. Count classes from 0, or correct num_classes."
+                )
         return inputs, targets
 
 
