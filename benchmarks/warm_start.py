@@ -25,7 +25,7 @@ from replay.search import replay
 from store import store
 
 from bigbatch.tune.models.protocol import SearchFacts, Strategy
-from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
+from bigbatch.tune.runs.knowledge import Curve, KnownStudy
 from bigbatch.tune.storage.description import provenance
 from bigbatch.tune.strategies import make_strategy
 
@@ -59,16 +59,16 @@ def known_rows(
     """
     rng = np.random.default_rng(0)
     top = max(max(table.curves[row].values, default=0.0) for row in rows)
-    trials = []
+    known = []
     for number, row in enumerate(rows):
         curve = table.curves[row]
         values = np.array(curve.values) + rng.normal(0, noise, len(curve.values))
         epochs = len(values) if curve.diverged and reversed_values else curve.epochs
         if epochs:
             shown = top - values if reversed_values else values
-            known = dict(enumerate(shown.tolist(), 1))
-            trials.append(KnownTrial(number, curve.params, known, epochs, curve.diverged and not reversed_values))
-    return KnownStudy("reversed" if reversed_values else "related", tuple(trials))
+            gains = {epoch: table.objective.gain(value) for epoch, value in enumerate(shown.tolist(), 1)}
+            known.append(Curve(number, curve.params, gains, epochs, curve.diverged and not reversed_values))
+    return KnownStudy("reversed" if reversed_values else "related", tuple(known))
 
 
 def rows_of(table: CurveTable, name: str, values: Sequence[object]) -> list[int]:

@@ -7,9 +7,10 @@ import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from bigbatch.tune.models.curve_history import Curve, CurveHistory
+from bigbatch.tune.models.curve_history import CurveHistory
 from bigbatch.tune.models.protocol import SearchFacts, Stopping, Strategy, TrialDecision
 from bigbatch.tune.proposers.samplers import PerTrialSampler
+from bigbatch.tune.runs.knowledge import Curve
 from bigbatch.tune.runs.objective import Direction
 from bigbatch.tune.runs.run import EPOCH_ATTR
 

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from optuna.study import Study
 
-from bigbatch.tune.models.curve_history import Curve, CurveHistory
-from bigbatch.tune.models.curve_model import (
-    MAX_POINTS,
-    CurveModel,
-    CurvePoints,
-    Scale,
-    low_and_lost,
-    nothing_learnt,
-    thinned,
-)
+from bigbatch.tune.models.curve_history import CurveHistory, judged, low_and_lost, nothing_learnt
+from bigbatch.tune.models.curve_model import MAX_POINTS, CurveModel, CurvePoints, Scale, thinned
 from bigbatch.tune.models.known_curves import KnownCurves, known_curves, known_prediction, rank_correlation
 from bigbatch.tune.models.look_value import first_looks
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.models.unit_space import UnitSpace
+from bigbatch.tune.runs.knowledge import Curve
 
 Array = NDArray[np.float64]
 KnownKey = tuple[int, ...] | None
@@ -77,16 +70,16 @@ class CurveEncoder:
             also: numbers of curves that the model needs, although it takes only a part of those of a large study.
         """
         self.history.update(study)
-        curves = self._judged(self.history.shown(also))
+        curves = judged(self.history.shown(also), self.facts.objective)
         key = None if alone else self._trusted(curves)
         return self._learned(curves, key, also if len(curves) < len(self.history) else ())
 
     def _learned(self, curves: Sequence[Curve], key: KnownKey, first: Collection[int] = ()) -> Learned | None:
         """The model of these curves and of the other studies that ``key`` names."""
-        whole, known = [c for c in curves if c.gains], self._known[key] if key is not None else None
-        if len(whole) < FEWEST_CURVES and known is None:
+        known = self._known[key] if key is not None else None
+        if sum(bool(c.gains) for c in curves) < FEWEST_CURVES and known is None:
             return None
-        low, lost = low_and_lost(_ends(whole), self.facts.objective.gain(self.facts.objective.worst))
+        low, lost = low_and_lost(curves, self.facts.objective)
         owner, fraction, gains, row = [], list[float](), list[float](), list[int]()
         for i, curve in enumerate(curves):
             for epoch, gain in self._points(curve, lost):
@@ -108,17 +101,7 @@ class CurveEncoder:
     def trusted(self, study: Study) -> tuple[int, ...]:
         """The places of the other studies that this one does not refute."""
         self.history.update(study)
-        return self._trusted(self._judged(self.history.shown()))
-
-    def _judged(self, curves: Sequence[Curve]) -> list[Curve]:
-        """The curves, where runs that have learnt nothing count as diverged: neither is a point of a smooth curve."""
-        bar = self._nothing([c.best for c in curves])
-        stuck = {c.number for c in curves if c.gains and c.part >= 0.5 and c.last <= bar}
-        return [replace(c, diverged=True) if c.number in stuck else c for c in curves]
-
-    def _nothing(self, gains: Sequence[float]) -> float:
-        """``nothing_learnt`` of a study with these gains."""
-        return nothing_learnt(max(gains, default=-math.inf), self.facts.objective.gain(self.facts.objective.worst))
+        return self._trusted(judged(self.history.shown(), self.facts.objective))
 
     def _trusted(self, curves: Sequence[Curve]) -> tuple[int, ...]:
         """The places of the other studies, without those that rank this one's curves no better than by chance.
@@ -137,14 +120,14 @@ class CurveEncoder:
         curves = [c for c in curves if not c.infeasible]
         new = [c for c in curves if (place, c.number) not in self._predicted]
         if new:
-            predicted = known_prediction(self.facts.knowledge[place], self.facts, [c.params for c in new])
+            predicted = known_prediction(self.facts.knowledge[place], self.space, [c.params for c in new])
             self._predicted.update({(place, c.number): float(p) for c, p in zip(new, predicted, strict=True)})
         if self._has_misled(place, curves):
             return False
         ends = [-math.inf if c.diverged else c.last for c in curves]
         # Curves compare at about the same part of their runs; a diverged one compares with those that have ended.
         parts = [0 if c.diverged or c.finished else min(-1, round(math.log2(c.part))) for c in curves]
-        groups = [(c.params.get(self.facts.frontier or ""), part) for c, part in zip(curves, parts, strict=True)]
+        groups = [(c.group, part) for c, part in zip(curves, parts, strict=True)]
         found = rank_correlation([self._predicted[place, c.number] for c in curves], ends, groups)
         return found is None or found > 0
 
@@ -158,8 +141,7 @@ class CurveEncoder:
             if (c.diverged or c.part >= 0.5)
             and (self._predicted[place, c.number] > GOOD_SHARE or (c.number < asked and c.number % 2 == 0))
         ]
-        known = (value for trial in self.facts.knowledge[place].trials for value in trial.values.values())
-        bar = self._nothing([*(c.best for c in curves), *map(self.facts.objective.gain, known)])
+        bar = nothing_learnt([*curves, *self.facts.knowledge[place].curves], self.facts.objective)
         empty = sum(c.diverged or c.last <= bar for c in promised)
         return empty >= MISLED_BY and 2 * empty > len(promised)
 
@@ -175,13 +157,6 @@ class CurveEncoder:
             self._marks[curve.epochs] = wanted.tolist()
         epochs = [e for e in self._marks[curve.epochs] if e < last and e in curve.gains]
         return [(epoch, curve.gains[epoch]) for epoch in (*epochs, last)]
-
-
-def _ends(curves: Sequence[Curve]) -> list[float]:
-    """The last gains of the curves that have gone at least half of their way; of all if none has."""
-    sound = [c for c in curves if c.competes]
-    late = [c for c in sound if c.part >= 0.5]
-    return [c.last for c in late or sound]
 
 
 @dataclass(frozen=True)

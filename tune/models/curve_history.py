@@ -1,19 +1,23 @@
-"""The learning curves of a study: one for each configuration; in a large study only the most useful ones."""
+"""The learning curves of a study: one for each configuration; in a large study only the most useful ones. And what
+curves say together."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from bisect import bisect_left, insort
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 
+import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.models.unit_space import words_of
 from bigbatch.tune.runs.feasible import is_infeasible
+from bigbatch.tune.runs.knowledge import Curve
+from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import devices_of, earlier_of, epoch_records, has_diverged, planned_epochs, was_refused
 from bigbatch.tune.runs.study_index import StudyIndex
 from bigbatch.tune.runs.tables import epoch_of, epoch_s
@@ -22,61 +26,8 @@ MOST_EPOCH_S = 1e9
 """A longer epoch is an error of its record."""
 MOST_CURVES = 300
 """Of a study with more curves, the model learns from this many, so that a decision costs the same among 10,000."""
-
-
-@dataclass
-class Curve:
-    """What is known of one configuration: of a trial, its continuation and its retries together."""
-
-    number: int
-    """Of its first trial."""
-    params: Mapping[str, object]
-    gains: dict[int, float]
-    """Epoch → value, with the sign that makes larger better."""
-    epochs: int
-    """Of its whole run."""
-    diverged: bool = False
-    """Its values before the divergence say nothing about its end."""
-    infeasible: bool = False
-    """Whether it violates a constraint, or the space has refused it. Then it is worth as little as a diverged run."""
-    epoch_s: float | None = None
-    """Median device seconds of its epochs, with validation. The first epoch does not count: in it processes start and
-    libraries choose their algorithms. None if not known."""
-
-    @property
-    def best(self) -> float:
-        """The best value so far; −inf without one."""
-        return max(self.gains.values(), default=-math.inf)
-
-    @property
-    def last(self) -> float:
-        """The latest value; −inf without one."""
-        return self.gains[max(self.gains)] if self.gains else -math.inf
-
-    @property
-    def part(self) -> float:
-        """The part of its run up to the latest value."""
-        return max(self.gains, default=0) / self.epochs
-
-    def at(self, part: float) -> float | None:
-        """The value at this part of its run, rounded up to whole epochs; None if it is not known."""
-        # A part of a run may come out as a little more than a whole number of epochs.
-        return self.gains.get(math.ceil(part * self.epochs - 1e-9))
-
-    @property
-    def run_s(self) -> float | None:
-        """Device seconds of its whole run; None if the time of its epochs is not known."""
-        return None if self.epoch_s is None else self.epochs * self.epoch_s
-
-    @property
-    def finished(self) -> bool:
-        """Whether its last value is that of its whole run, and one that counts."""
-        return self.competes and max(self.gains) >= self.epochs
-
-    @property
-    def competes(self) -> bool:
-        """Whether it may be the best: it has a value, has not diverged, and violates no constraint."""
-        return bool(self.gains) and not self.diverged and not self.infeasible
+NOTHING = 0.1
+"""See ``nothing_learnt``."""
 
 
 class CurveHistory(StudyIndex):
@@ -155,17 +106,14 @@ class CurveHistory(StudyIndex):
             where, before = self._where.pop(first), self._curves[first]
             del self._order[bisect_left(self._order, where)]
             if before.finished:
-                del (group := self._group(before))[bisect_left(group, (-before.last, where))]
+                del (group := self._finished[before.group])[bisect_left(group, (-before.last, where))]
         if telling := [p for p in members if _says_something(trials[p])]:
             curve = _curve_of(first, [trials[p] for p in telling], self._facts)
             if curve.gains or curve.diverged or curve.infeasible:
                 self._curves[first], self._where[first] = curve, (telling[0], first)
                 insort(self._order, self._where[first])
                 if curve.finished:
-                    insort(self._group(curve), (-curve.last, self._where[first]))
-
-    def _group(self, curve: Curve) -> list[tuple[float, tuple[int, int]]]:
-        return self._finished.setdefault(curve.params.get(self._facts.frontier or ""), [])
+                    insort(self._finished.setdefault(curve.group, []), (-curve.last, self._where[first]))
 
 
 def ranks_so_far(curves: Sequence[Curve]) -> dict[int, float]:
@@ -180,6 +128,37 @@ def ranks_so_far(curves: Sequence[Curve]) -> dict[int, float]:
     return ranks
 
 
+def nothing_learnt(curves: Iterable[Curve], objective: Objective) -> float:
+    """A run has learnt nothing if after half of its epochs it is no better than this: ``NOTHING`` of the way from
+    chance level to the best value. −inf where chance level is not known. Larger is better."""
+    best, worst = max((curve.best for curve in curves), default=-math.inf), objective.gain(objective.worst)
+    return worst + NOTHING * max(0.0, best - worst) if math.isfinite(worst) else -math.inf
+
+
+def judged(curves: Sequence[Curve], objective: Objective) -> list[Curve]:
+    """The curves, where runs that have learnt nothing count as diverged: neither is a point of a smooth curve."""
+    bar = nothing_learnt(curves, objective)
+    return [replace(c, diverged=True) if c.gains and c.part >= 0.5 and c.last <= bar else c for c in curves]
+
+
+def low_and_lost(curves: Iterable[Curve], objective: Objective) -> tuple[float, float]:
+    """The value down to which the span of a scale reaches, and what a diverged run is worth. Larger is better.
+
+    If the value of a diverged run is known (about chance level), both are that value. Else, e.g. for a loss, the span
+    reaches down to the median of the last values: otherwise a single loss of a thousand, or the high losses of first
+    epochs, would hide the differences between good runs. A diverged run is then worth their 10 % quantile. They are of
+    the runs that compete and have gone at least half of their way; of all that compete if none has.
+    """
+    if math.isfinite(worst := objective.gain(objective.worst)):
+        return worst, worst
+    sound = [c for c in curves if c.competes]
+    ends = [c.last for c in sound if c.part >= 0.5] or [c.last for c in sound]
+    if not ends:
+        return 0.0, 0.0
+    low, lost = float(np.median(ends)), float(np.quantile(ends, 0.1))
+    return (low if low < max(ends) else min(ends)), lost
+
+
 def _says_something(trial: FrozenTrial) -> bool:
     return (
         has_diverged(trial)
@@ -189,7 +168,8 @@ def _says_something(trial: FrozenTrial) -> bool:
 
 
 def _curve_of(number: int, members: Sequence[FrozenTrial], facts: SearchFacts) -> Curve:
-    curve = Curve(number, members[0].params, {}, planned_epochs(members[0]) or facts.max_epochs)
+    params, epochs = members[0].params, planned_epochs(members[0]) or facts.max_epochs
+    curve = Curve(number, params, {}, epochs, group=params.get(facts.frontier or ""))
     for trial in members:
         curve.diverged |= has_diverged(trial)
         curve.infeasible |= is_infeasible(trial) or was_refused(trial)

@@ -23,8 +23,7 @@ Optuna or on anything random: equal points give the equal model.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
 
@@ -45,8 +44,6 @@ FIT_EVALUATIONS = 20
 """Evaluations of the posterior's density and gradient for one fit."""
 MARGIN = 0.05
 """In ``Scale``: the distance of the best value from the pole of the logarithm, as a part of the span."""
-NOTHING = 0.1
-"""See ``nothing_learnt``."""
 _AMPLITUDES = np.log([1.0, 0.7, 0.4, 0.08, 0.1, 0.01])
 """Priors' medians: common, end, early, offset, curve, noise."""
 _AMPLITUDE_SDS = np.array([0.5, 0.7, 0.7, 0.8, 0.8, 0.8])
@@ -82,31 +79,6 @@ class Scale:
     def warp(self, value: Array | float) -> Array:
         """Values on the model's scale."""
         return -np.log(np.maximum(self.best - np.asarray(value, float), 0) / self.span + MARGIN)
-
-
-def low_and_lost(ends: Sequence[float], worst: float) -> tuple[float, float]:
-    """The value down to which the span of a scale reaches, and what a diverged run is worth. Larger is better.
-
-    If the value of a diverged run is known (about chance level), both are that value. Else, e.g. for a loss, the span
-    reaches down to the median of the ends: otherwise a single loss of a thousand, or the high losses of first epochs,
-    would hide the differences between good runs. A diverged run is then worth the 10 % quantile of the ends.
-
-    Args:
-        ends: last values of runs that did not diverge.
-        worst: what a diverged run is worth; not finite if nobody knows.
-    """
-    if math.isfinite(worst):
-        return worst, worst
-    if not ends:
-        return 0.0, 0.0
-    low, lost = float(np.median(ends)), float(np.quantile(ends, 0.1))
-    return (low if low < max(ends) else min(ends)), lost
-
-
-def nothing_learnt(best: float, worst: float) -> float:
-    """A run has learnt nothing if after half of its epochs it is no better than this: ``NOTHING`` of the way from
-    chance level to the best value. −inf where chance level is not known. Larger is better."""
-    return worst + NOTHING * max(0.0, best - worst) if math.isfinite(worst) else -math.inf
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,18 @@ batch of another study is a task of its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bigbatch.tune.models.curve_model import CurvePoints, Scale, low_and_lost, nothing_learnt, thinned
+from bigbatch.tune.models.curve_history import judged, low_and_lost
+from bigbatch.tune.models.curve_model import CurvePoints, Scale, thinned
 from bigbatch.tune.models.one_thread import on_one_thread
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.models.unit_space import UnitSpace
-from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
+from bigbatch.tune.runs.knowledge import KnownStudy, best_first
 
 FEWEST_RESULTS = 5
 """Fewer results say nothing about a rank correlation."""
@@ -37,7 +37,7 @@ def rank_shares(values: Sequence[float]) -> Array:
 
 
 @on_one_thread
-def known_prediction(study: KnownStudy, facts: SearchFacts, asked: Sequence[Mapping[str, object]]) -> Array:
+def known_prediction(study: KnownStudy, space: UnitSpace, asked: Sequence[Mapping[str, object]]) -> Array:
     """The expected rank share (n,) of each configuration in the other study.
 
     The mean of a Gaussian process with fixed lengths (Rasmussen and Williams 2006, eq. 2.25) over the rank shares of
@@ -45,13 +45,12 @@ def known_prediction(study: KnownStudy, facts: SearchFacts, asked: Sequence[Mapp
     """
     params: list[Mapping[str, object]] = []
     shares: list[float] = []
-    for trials in study.groups().values():
-        ended = [trial for trial in trials if trial.finished or trial.diverged]
-        params += [trial.params for trial in ended]
-        shares += rank_shares([_end(trial, facts) for trial in ended]).tolist()
+    for curves in study.groups().values():
+        ended = [curve for curve in curves if curve.finished or curve.diverged]
+        params += [curve.params for curve in ended]
+        shares += rank_shares([-np.inf if curve.diverged else curve.last for curve in ended]).tolist()
     if not params:
         return np.zeros(len(asked))
-    space = UnitSpace(facts.dimensions)
     seen = np.array([space.encode(one) for one in params])
     at = np.array([space.encode(one) for one in asked]).reshape(len(asked), space.width)
     gram = _kernel(seen, seen) + NOISE * np.eye(len(seen))
@@ -73,10 +72,6 @@ def rank_correlation(predicted: Sequence[float], came_out: Sequence[float], grou
     if one.std() == 0 or other.std() == 0:
         return None
     return float(np.corrcoef(one, other)[0, 1])
-
-
-def _end(trial: KnownTrial, facts: SearchFacts) -> float:
-    return -np.inf if trial.diverged else facts.objective.gain(trial.values[max(trial.values)])
 
 
 def _kernel(one: Array, other: Array) -> Array:
@@ -116,54 +111,22 @@ def known_curves(facts: SearchFacts, space: UnitSpace, studies: Sequence[KnownSt
     """The curves of these studies; None if they have none."""
     features, fraction, owner, task, warped = list[Array](), list[float](), list[int](), list[int](), list[float]()
     best: list[Mapping[str, object]] = []
-    groups = [_judged(trials, facts) for study in studies for trials in study.groups().values()]
-    groups = [trials for trials in groups if any(trial.values for trial in trials)]
-    for place, trials in enumerate(groups, 1):
-        scale, worst = _scale(trials, facts)
-        for trial in trials:
+    groups = [judged(curves, facts.objective) for study in studies for curves in study.groups().values()]
+    groups = [curves for curves in groups if any(curve.gains for curve in curves)]
+    for place, curves in enumerate(groups, 1):
+        low, lost = low_and_lost(curves, facts.objective)
+        scale = Scale.of(np.array([gain for curve in curves for gain in curve.gains.values()]), low)
+        for curve in curves:
             number = FIRST_OWNER + len(owner)
-            for part, gain in _points(trial, facts, worst):
-                features.append(space.encode(trial.params))
-                fraction.append(part)
+            for epoch, gain in [(curve.epochs, lost)] if curve.diverged else curve.gains.items():
+                features.append(space.encode(curve.params))
+                fraction.append(min(1.0, epoch / curve.epochs))
                 owner.append(number)
                 task.append(place)
                 warped.append(float(scale.warp(gain)))
-        best += [trial.params for trial in _best_first(trials, facts)[:BEST]]
+        best += [curve.params for curve in best_first(curves)[:BEST]]
     if not groups:
         return None
     points = CurvePoints(np.array(features), np.array(fraction), np.array(owner), np.array(task))
     kept = thinned(points, np.array(warped), KNOWN_POINTS)
     return KnownCurves(points.take(kept), np.array(warped)[kept], tuple(best))
-
-
-def _judged(trials: Sequence[KnownTrial], facts: SearchFacts) -> list[KnownTrial]:
-    """The trials, where those that have learnt nothing count as diverged, as this study's own do."""
-    gain = facts.objective.gain
-    met = [gain(value) for trial in trials for value in trial.values.values()]
-    bar = nothing_learnt(max(met, default=-math.inf), gain(facts.objective.worst))
-
-    def is_stuck(trial: KnownTrial) -> bool:
-        last = max(trial.values, default=0)
-        return bool(last) and last >= trial.epochs / 2 and gain(trial.values[last]) <= bar
-
-    return [replace(trial, diverged=trial.diverged or is_stuck(trial)) for trial in trials]
-
-
-def _scale(trials: Sequence[KnownTrial], facts: SearchFacts) -> tuple[Scale, float]:
-    """The scale of a task's values, and what a diverged run is worth in it."""
-    gain = facts.objective.gain
-    sound = [trial for trial in trials if trial.values and not trial.diverged]
-    late = [trial for trial in sound if max(trial.values) >= trial.epochs / 2]
-    low, lost = low_and_lost([gain(t.values[max(t.values)]) for t in late or sound], gain(facts.objective.worst))
-    return Scale.of(np.array([gain(value) for trial in trials for value in trial.values.values()]), low), lost
-
-
-def _points(trial: KnownTrial, facts: SearchFacts, worst: float) -> list[tuple[float, float]]:
-    if trial.diverged:
-        return [(1.0, worst)]
-    return [(min(1.0, epoch / trial.epochs), facts.objective.gain(value)) for epoch, value in trial.values.items()]
-
-
-def _best_first(trials: Sequence[KnownTrial], facts: SearchFacts) -> list[KnownTrial]:
-    done = [trial for trial in trials if trial.finished]
-    return sorted(done, key=lambda trial: (-facts.objective.gain(trial.values[max(trial.values)]), trial.number))

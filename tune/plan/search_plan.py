@@ -246,7 +246,7 @@ class SearchPlan:
             "concurrency": self.share.concurrency,
             AT_MOST: self.sharing.at_most,
             "enqueued": [trial.to_dict() for trial in self.enqueued],
-            WARM_START: [study.to_dict() for study in self.warm_start],
+            WARM_START: [study.to_dict(self.objectives.first) for study in self.warm_start],
             "own_code": dict(self.own_code),
             "options": self.options.kept(),
         }

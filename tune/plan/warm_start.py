@@ -16,7 +16,7 @@ from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.search_spaces.check import ParamRange
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.runs.knowledge import WARM_START, KnownStudy, KnownTrial, stored_knowledge
+from bigbatch.tune.runs.knowledge import WARM_START, Curve, KnownStudy, best_first, stored_knowledge
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import DEFAULT_OBJECTIVE
 from bigbatch.tune.runs.run import Run, earlier_of, has_diverged
@@ -40,7 +40,7 @@ def knowledge_of(plan: SearchPlan, stored: Mapping[str, object]) -> tuple[KnownS
             "--warm-start is for the beginning of a study; got --resume of one that began without it. Leave it out, or "
             "write --study OTHER."
         )
-    return stored_knowledge(stored) if stored else read_knowledge(plan)
+    return stored_knowledge(stored, plan.objectives.first) if stored else read_knowledge(plan)
 
 
 def read_knowledge(plan: SearchPlan) -> tuple[KnownStudy, ...]:
@@ -81,14 +81,13 @@ def _read(path: str, plan: SearchPlan) -> KnownStudy:
         )
     space = _SpaceToFit(plan, json_values.mapping(description, "overrides"))
     space.check(path, trials)
-    curves = _curves(Path(path), plan.objectives.first)
-    found = _merged(trials, space, curves)
+    found = _merged(trials, space, _gains(Path(path), plan.objectives.first), plan.objectives.first)
     if not found:
         raise ConfigError(
             f"--warm-start needs trials within this search's ranges; got {path!r} with {len(trials)}, all outside. "
             "Leave it out."
         )
-    return KnownStudy(path, _fewer(found, plan.objectives.first))
+    return KnownStudy(path, _fewer(found))
 
 
 class _SpaceToFit:
@@ -169,8 +168,8 @@ def _on_edge(value: float, found: ParamRange) -> float:
     return next((end for end in (found.low, found.high) if math.isclose(value, end, rel_tol=1e-9)), value)
 
 
-def _curves(folder: Path, objective: Objective) -> dict[int, dict[int, float]]:
-    """Trial → epoch → value, from the study's table. Without one, only the ends of trials are known."""
+def _gains(folder: Path, objective: Objective) -> dict[int, dict[int, float]]:
+    """Trial → epoch → gain, from the study's table. Without one, only the ends of trials are known."""
     if not os.path.exists(folder / EPOCHS_TABLE):
         return {}
     import pyarrow.parquet as pq
@@ -180,14 +179,16 @@ def _curves(folder: Path, objective: Objective) -> dict[int, dict[int, float]]:
         record = {name: value for name, value in row.items() if value is not None}
         value = objective.value(record)
         if math.isfinite(value) and objective.has_learnt(record):  # else the trial has diverged in this epoch
-            found.setdefault(int(row["trial"]), {})[int(row["epoch"])] = value
+            found.setdefault(int(row["trial"]), {})[int(row["epoch"])] = objective.gain(value)
     return found
 
 
-def _merged(trials: Sequence[Run], space: _SpaceToFit, curves: Mapping[int, Mapping[int, float]]) -> list[KnownTrial]:
+def _merged(
+    trials: Sequence[Run], space: _SpaceToFit, known: Mapping[int, Mapping[int, float]], objective: Objective
+) -> list[Curve]:
     """One for each configuration: of a trial, its continuation and its retries together."""
     first: dict[int, int] = {}
-    found: dict[int, KnownTrial] = {}
+    found: dict[int, Curve] = {}
     for trial in trials:
         earlier = earlier_of(trial)
         number = trial.number if earlier is None else first.get(earlier, earlier)
@@ -196,12 +197,12 @@ def _merged(trials: Sequence[Run], space: _SpaceToFit, curves: Mapping[int, Mapp
         epochs = _epochs_of(trial)
         if params is None:
             continue
-        values = {**(found[number].values if number in found else {}), **curves.get(trial.number, {})}
+        gains = {**(found[number].gains if number in found else {}), **known.get(trial.number, {})}
         if trial.value is not None and math.isfinite(trial.value) and trial.epochs > 0:
-            values.setdefault(trial.epochs, trial.value)
-        if values or has_diverged(trial):
-            kept = _few_values(values, epochs)
-            found[number] = KnownTrial(number, params, kept, epochs, has_diverged(trial), space.group(trial))
+            gains.setdefault(trial.epochs, objective.gain(trial.value))
+        if gains or has_diverged(trial):
+            kept = _few_values(gains, epochs)
+            found[number] = Curve(number, params, kept, epochs, has_diverged(trial), space.group(trial))
     return list(found.values())
 
 
@@ -211,20 +212,14 @@ def _few_values(values: Mapping[int, float], epochs: int) -> dict[int, float]:
     return {epoch: value for epoch, value in sorted(values.items()) if epoch in wanted}
 
 
-def _fewer(trials: list[KnownTrial], objective: Objective) -> tuple[KnownTrial, ...]:
+def _fewer(curves: list[Curve]) -> tuple[Curve, ...]:
     """At most ``MOST_TRIALS``: the best, and some spread evenly over the others."""
-    if len(trials) <= MOST_TRIALS:
-        return tuple(trials)
-    order = sorted(trials, key=lambda trial: worth_of(trial, objective), reverse=True)
+    if len(curves) <= MOST_TRIALS:
+        return tuple(curves)
+    order = sorted(curves, key=lambda c: (c.finished, c.last if not c.diverged else -math.inf), reverse=True)
     best, rest = order[: MOST_TRIALS // 2], order[MOST_TRIALS // 2 :]
     spread = [rest[i * len(rest) // (MOST_TRIALS - len(best))] for i in range(MOST_TRIALS - len(best))]
-    return tuple(sorted((*best, *spread), key=lambda trial: trial.number))
-
-
-def worth_of(trial: KnownTrial, objective: Objective) -> tuple[bool, float]:
-    """For sorting: finished trials by their last value, before all others by theirs. Larger is better."""
-    last = objective.gain(trial.values[max(trial.values)]) if trial.values else -math.inf
-    return trial.finished, last if not trial.diverged else -math.inf
+    return tuple(sorted((*best, *spread), key=lambda curve: curve.number))
 
 
 def best_known(plan: SearchPlan) -> list[tuple[str, dict[str, object]]]:
@@ -239,7 +234,7 @@ def best_known(plan: SearchPlan) -> list[tuple[str, dict[str, object]]]:
     for place in range(room):
         for value in values:
             for study in plan.warm_start:
-                ranked = _ranked(study, value, plan.objectives.first)
+                ranked = _ranked(study, value)
                 if place < len(ranked):
                     params = {**ranked[place].params, **({name: value} if name else {})}
                     at = f" at {value}" if name else ""
@@ -251,16 +246,12 @@ def best_known(plan: SearchPlan) -> list[tuple[str, dict[str, object]]]:
     return unlike[:room]
 
 
-def _ranked(study: KnownStudy, value: object, objective: Objective) -> list[KnownTrial]:
-    """The finished trials of the group that is nearest to ``value``, the best first.
+def _ranked(study: KnownStudy, value: object) -> list[Curve]:
+    """The finished curves of the group that is nearest to ``value``, the best first.
 
     Without a value to compare, the groups take turns.
     """
-    groups = {
-        group: sorted(done, key=lambda t: (worth_of(t, objective), -t.number), reverse=True)
-        for group, trials in study.groups().items()
-        if (done := [trial for trial in trials if trial.finished])
-    }
+    groups = {group: done for group, curves in study.groups().items() if (done := best_first(curves))}
     near = _nearest(value, groups) if value is not None else None
     if near is not None:
         return groups[near]
@@ -270,4 +261,4 @@ def _ranked(study: KnownStudy, value: object, objective: Objective) -> list[Know
 
 def known_in_words(study: KnownStudy) -> str:
     """E.g. ``runs/first-try: 12 trials, 9 of them finished``."""
-    return f"{study.name}: {len(study.trials)} trials, {sum(trial.finished for trial in study.trials)} of them finished"
+    return f"{study.name}: {len(study.curves)} trials, {sum(curve.finished for curve in study.curves)} of them finished"

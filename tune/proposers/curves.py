@@ -30,11 +30,11 @@ from optuna.trial import FrozenTrial
 from scipy.special import log_ndtr
 
 from bigbatch.tune.models.curve_data import CurveEncoder, Learned, first_round, startup_trials
-from bigbatch.tune.models.curve_history import Curve
 from bigbatch.tune.models.curve_model import CurvePoints, matern_52, squared_distances
 from bigbatch.tune.models.one_thread import on_one_thread
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.models.unit_space import SobolSampler, is_word, middle_of, random_part, value_at
+from bigbatch.tune.runs.knowledge import Curve
 from bigbatch.tune.runs.run import GIVEN_ATTR
 
 Array = NDArray[np.float64]
@@ -146,7 +146,7 @@ class CurvesSampler(BaseSampler):
         name, found = self._facts.frontier, [i for i, c in enumerate(learned.curves) if c.competes]
         if name is None or name not in fixed:
             return found
-        return [i for i in found if learned.curves[i].params.get(name) == fixed[name]]
+        return [i for i in found if learned.curves[i].group == fixed[name]]
 
     def _tried(self, learned: Learned) -> tuple[list[Mapping[str, object]], Array]:
         """The n configurations of the curves and of running trials that have no value yet, with their coordinates."""
@@ -175,7 +175,7 @@ class CurvesSampler(BaseSampler):
         if not any(self._encoder.history.untried.values()):
             return np.zeros(len(candidates), bool)  # the common case
         believed = [self._facts.knowledge[place] for place in self._encoder.trusted(study)]
-        known = [trial.params for other in believed for trial in other.trials]
+        known = [curve.params for other in believed for curve in other.curves]
         untried = {
             name: words - {params[name] for params in known if name in params}
             for name, words in self._encoder.history.untried.items()

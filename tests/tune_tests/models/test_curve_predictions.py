@@ -16,7 +16,7 @@ from replay.search import replay_named
 from bigbatch.tune.models.curve_data import CurveEncoder, Learned
 from bigbatch.tune.models.curve_model import CurvePoints
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
-from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
+from bigbatch.tune.runs.knowledge import Curve, KnownStudy
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import DIVERGED_ATTR
 from helpers.lone_studies import made, new_study
@@ -91,9 +91,9 @@ def test_a_run_that_may_still_begin_to_learn_and_one_whose_chance_level_is_not_k
 
 def test_other_studies_runs_that_have_learnt_nothing_say_as_much_as_their_diverged_ones() -> None:
     def predicted(diverged: bool) -> np.ndarray:
-        trials = [KnownTrial(i, {"x": i / 16}, whole(0.9 - 0.02 * i), EPOCHS) for i in range(12)]
+        trials = [Curve(i, {"x": i / 16}, whole(0.9 - 0.02 * i), EPOCHS) for i in range(12)]
         stuck = {} if diverged else dict.fromkeys(range(1, EPOCHS + 1), 0.1)
-        trials += [KnownTrial(i, {"x": i / 16}, stuck, EPOCHS, diverged) for i in range(12, 17)]
+        trials += [Curve(i, {"x": i / 16}, stuck, EPOCHS, diverged) for i in range(12, 17)]
         model = learned_of(new_study(), replace(FACTS, knowledge=(KnownStudy("old", tuple(trials)),))).model
         return np.array(model.predict(CurvePoints(np.linspace(0, 1, 9)[:, None], np.ones(9), np.full(9, -1))))
 

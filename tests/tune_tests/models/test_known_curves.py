@@ -13,18 +13,18 @@ from bigbatch.tune.models.known_curves import KNOWN_POINTS, known_curves, rank_c
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.models.unit_space import UnitSpace
 from bigbatch.tune.proposers.curves import CurvesSampler
-from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
+from bigbatch.tune.runs.knowledge import Curve, KnownStudy
 from bigbatch.tune.runs.objective import Objective
 
 RATE = Dimension("lr", FloatDistribution(0.001, 1.0, log=True))
 
 
-def hill(trials: int, at: float = 0.1, group: object = None, level: float = 0.9) -> list[KnownTrial]:
+def hill(trials: int, at: float = 0.1, group: object = None, level: float = 0.9) -> list[Curve]:
     """Curves of eight epochs whose ends are highest at this rate."""
     rates = np.geomspace(0.001, 1.0, trials).tolist()
     ends = [level - 0.1 * np.log10(rate / at) ** 2 for rate in rates]
     return [
-        KnownTrial(i, {"lr": rate}, {2: end - 0.2, 8: end}, 8, group=group)
+        Curve(i, {"lr": rate}, {2: end - 0.2, 8: end}, 8, group=group)
         for i, (rate, end) in enumerate(zip(rates, ends, strict=True))
     ]
 

@@ -10,7 +10,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
-from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
+from bigbatch.tune.runs.knowledge import Curve, KnownStudy
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.strategies import make_strategy
 from helpers.lone_studies import new_study, next_trial, rise
@@ -91,7 +91,7 @@ def known_words(words: Sequence[str], end: Callable[[str, float], float]) -> Kno
     rates = [10 ** (-3 + 4 * (7 * i % 32) / 31) for i in range(2 * len(words))]
     runs = [(words[i % len(words)], rate) for i, rate in enumerate(rates)]
     trials = [
-        KnownTrial(i, {"optimizer": word, "lr": rate}, {EPOCHS: end(word, rate)}, EPOCHS)
+        Curve(i, {"optimizer": word, "lr": rate}, {EPOCHS: end(word, rate)}, EPOCHS)
         for i, (word, rate) in enumerate(runs)
     ]
     return KnownStudy("old", tuple(trials))

@@ -200,7 +200,7 @@ def test_values_outside_are_left_out_and_another_batch_is_the_nearest(tmp_path, 
     narrow = tmp_path / "narrow.py"
     narrow.write_text(Path(space).read_text().replace("0.001", "0.15").replace("[16, 64, 256]", "[32, 512]"))
     (known,) = plan_of(tmp_path, space=str(narrow), warm_start=(path,)).warm_start
-    assert [(t.number, t.params["global_batch_size"], t.group) for t in known.trials] == [(2, 512, 256), (3, 512, 256)]
+    assert [(c.number, c.params["global_batch_size"], c.group) for c in known.curves] == [(2, 512, 256), (3, 512, 256)]
     narrow.write_text(Path(space).read_text().replace("0.001", "0.9"))
     assert "with 4, all outside" in refusal(tmp_path, space=str(narrow), warm_start=(path,))
 

@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bigbatch.search_spaces.trial import SpaceTrial
 from bigbatch.tune.proposers.shown_trials import with_bad_ends
-from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
+from bigbatch.tune.runs.knowledge import Curve, KnownStudy
 from bigbatch.tune.runs.objective import Objective, TimeToTarget
 from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR, REFUSED_ATTR, has_diverged
 from helpers import conducted
@@ -108,7 +108,7 @@ def test_what_was_refused_is_a_bad_end_if_all_its_parameters_were_drawn():
 def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(tmp_path: Path):
     first = curve_search("random", "none", in_memory(tmp_path / "first")).run()
     known = [
-        KnownTrial(i, {**t.params, "lr_multiplier": t.params["lr_multiplier"] * 0.99**k}, dict(t.intermediate_values),
+        Curve(i, {**t.params, "lr_multiplier": t.params["lr_multiplier"] * 0.99**k}, dict(t.intermediate_values),
                    conducted.EPOCHS, group=t.params["global_batch_size"])
         for k in range(3) for i, t in enumerate(first.trials) if len(t.intermediate_values) == conducted.EPOCHS
     ]  # fmt: skip

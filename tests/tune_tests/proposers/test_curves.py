@@ -12,11 +12,11 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import spearmanr
 
 from bigbatch.tune.models.curve_data import CurveEncoder
-from bigbatch.tune.models.curve_history import Curve
 from bigbatch.tune.models.curve_model import CurvePoints
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.models.unit_space import position
 from bigbatch.tune.proposers.curves import USUAL, CurvesSampler, surcharge
+from bigbatch.tune.runs.knowledge import Curve
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import DIVERGED_ATTR, EPOCH_ATTR, WORKERS_ATTR
 from bigbatch.tune.strategies import make_strategy
