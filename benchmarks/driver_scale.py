@@ -38,7 +38,6 @@ from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
-from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.run import EPOCH_ATTR
 from bigbatch.tune.storage.description import provenance
 from bigbatch.tune.storage.store import StudyStore
@@ -172,8 +171,8 @@ class Search:
             self._live[name] = live
             self._started += 1
         for name, live in list(self._live.items()):
-            epoch = live.view.epoch + 1
-            value = accuracy(live.view.params, epoch, self._epochs, self._noise)
+            epoch = live.epochs + 1
+            value = accuracy(live.params, epoch, self._epochs, self._noise)
             decision = self.manager.take_in(name, record_of(value, epoch, self._epochs))
             if decision == TrialDecision.PAUSE:
                 self.manager.ended(name)
@@ -239,8 +238,7 @@ def _open_again(keeper: StudyStore) -> dict[str, float]:
         summarize(folder)
     with timed(found, "open_s"):
         again = StudyStore.open(folder, None)
-    with timed(found, "views_s"):
-        found["trials"] = len(trial_views(again.study.get_trials(deepcopy=False)))
+    found["trials"] = len(again.study.get_trials(deepcopy=False))
     with timed(found, "tables_s"):
         again.refresh(force=True)
     again.close()

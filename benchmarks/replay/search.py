@@ -29,7 +29,7 @@ from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, Strategy, Tr
 from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
-from bigbatch.tune.runs.run import CONTINUES_ATTR
+from bigbatch.tune.runs.run import CONTINUES_ATTR, Kind, earlier_of
 from bigbatch.tune.runs.tables import EPOCH_PARTS
 from bigbatch.tune.storage.journal_file import Disk
 from bigbatch.tune.strategies import make_strategy
@@ -291,9 +291,9 @@ class _SearchDriver:
             self.decision_s.append(time.perf_counter() - began)
             if live is None:
                 return None
-            number, row = live.view.number, self._pool.row(live.view.number)
+            number, row = live.number, self._pool.row(live.number)
             self._names[number] = str(len(self.decision_s) - 1)
-            epochs = 0 if live.view.continues is None else self._epochs.get(live.view.continues, 0)
+            epochs = self._epochs.get(earlier_of(live), 0) if live.kind == Kind.CONTINUATION else 0
             if self._sends_its_past(number, row, epochs):
                 return StartedTrial(number, row, epochs)
 

@@ -35,13 +35,13 @@ class Recorder:
         self.said: list[str] = []
 
     def trial_started(self, trial):
-        self.events.append(("started", trial.number, trial.state))
+        self.events.append(("started", trial.number, trial.state.name))
 
     def epoch_ended(self, trial, record):
         self.events.append(("epoch", trial.number, str(record["epoch"])))
 
     def trial_ended(self, trial):
-        self.events.append(("ended", trial.number, trial.state))
+        self.events.append(("ended", trial.number, trial.state.name))
 
     def search_said(self, text):
         self.said.append(text)

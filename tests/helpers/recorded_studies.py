@@ -1,12 +1,17 @@
 """Studies on disk with trials of every state, as a search leaves them, for what only reads studies."""
 
 import random
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.trial import TrialState
 
+from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.runs.run import Run
 from bigbatch.tune.storage.store import StudyStore
 
 EPOCHS = 3
@@ -21,6 +26,19 @@ def epoch_record(epoch: int, value: float, *, seconds: float = 2.0) -> dict[str,
         "val_top1": value, "learning_rate": 0.1, "optimizer_steps": 10 * epoch, "skipped_steps": 0,
         "images_per_s": 1000.0, "train_s": seconds, "val_s": 0.5,
     }  # fmt: skip
+
+
+def recorded_run(
+    number: int, config: TrainConfig, records: Sequence[Mapping[str, object]] = (), state: str = "RUNNING",
+    because: str = "because", *, seconds: float = 10.0, **more: Any,
+) -> Run:  # fmt: skip
+    """A trial with these epochs, which began so many seconds ago, and if it does not run has ended now."""
+    attrs = {"config": config.to_dict(), "ended_because": because}
+    now = datetime.now()
+    return Run(
+        number, State[state], user_attrs=attrs | {f"epoch/{record['epoch']:05d}": record for record in records},
+        datetime_start=now - timedelta(seconds=seconds), datetime_complete=None if state == "RUNNING" else now, **more,
+    )  # fmt: skip
 
 
 def add_recorded_trial(

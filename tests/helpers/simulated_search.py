@@ -31,6 +31,7 @@ from bigbatch.tune.runs.confirmation import ConfirmationFacts, missing_confirmat
 from bigbatch.tune.runs.feasible import CONSTRAINTS_ATTR
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.run import Kind, earlier_of
 from bigbatch.tune.search.running import configurations_of, missing_in, strategy_of
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
@@ -115,8 +116,8 @@ class SimulatedSearch:
         """Forget all but the study. Each slot gets its trial again, unless the study knows how that has ended."""
         self.store.close()
         self.open()
-        for name in sorted(self.busy, key=lambda name: self.busy[name].live.view.number):
-            if self.trials[self.busy[name].live.view.number].state.is_finished():
+        for name in sorted(self.busy, key=lambda name: self.busy[name].live.number):
+            if self.trials[self.busy[name].live.number].state.is_finished():
                 del self.busy[name]
             else:
                 self.busy[name].live = self.manager.next_trial(name)
@@ -141,10 +142,10 @@ class SimulatedSearch:
             self.busy[name] = self._next_epoch(live, self.clock.now_s + self.start_s)
 
     def _next_epoch(self, live: LiveTrial, begins_at: float) -> Busy:
-        record, past = self.record(live, live.view.epoch + 1), 0
-        if live.view.continues is not None:  # the epochs of the paused trial are sent again, at once
-            past = max(self.trials[live.view.continues].intermediate_values)
-        seconds = 0.0 if record is None or live.view.epoch < past else float(str(record.get("train_s", 1.0)))
+        record, past = self.record(live, live.epochs + 1), 0
+        if live.kind == Kind.CONTINUATION:  # the epochs of the paused trial are sent again, at once
+            past = max(self.trials[earlier_of(live) or 0].intermediate_values)
+        seconds = 0.0 if record is None or live.epochs < past else float(str(record.get("train_s", 1.0)))
         return Busy(live, record, begins_at + seconds)
 
     def _end_epoch(self, name: str) -> None:
@@ -152,7 +153,7 @@ class SimulatedSearch:
         if not self._wait(one.ends_at):
             return
         if one.record is None:
-            self.manager.fail(name, f"ImageError in trial {one.live.view.number}", FailureKind.IMAGES)
+            self.manager.fail(name, f"ImageError in trial {one.live.number}", FailureKind.IMAGES)
         elif self.manager.take_in(name, one.record) == TrialDecision.GO_ON:
             self.busy[name] = self._next_epoch(one.live, one.ends_at)
             return
@@ -211,7 +212,7 @@ def own_search(
     return SimulatedSearch(
         open_store=store, strategy=lambda: make_strategy(strategy, stopping, facts), count=trials, clock=clock,
         configurations=OwnConfigurations(space, epochs), objectives=objectives,
-        record=lambda live, epoch: {"epoch": epoch, "val_loss": 1.0, **record(live.trial.params, epoch)},
+        record=lambda live, epoch: {"epoch": epoch, "val_loss": 1.0, **record(live.params, epoch)},
     )  # fmt: skip
 
 
@@ -241,8 +242,8 @@ def planned_search(
         return made
 
     def record(live: LiveTrial, epoch: int) -> Epoch | None:
-        found = {"epoch": epoch, "val_top1": curve(live.config, epoch), "val_loss": 1.0, "optimizer_steps": epoch}
-        return None if live.view.number in fails else {**found, "train_s": epoch_s}
+        found = {"epoch": epoch, "val_top1": curve(live.train_config, epoch), "val_loss": 1.0, "optimizer_steps": epoch}
+        return None if live.number in fails else {**found, "train_s": epoch_s}
 
     return SimulatedSearch(
         open_store=store, strategy=lambda: strategy_of(plan), configurations=configurations_of(plan), record=record,
@@ -288,8 +289,8 @@ class BudgetedSearch(SimulatedSearch):
         facts = SearchFacts(BUDGETED_SPACE, guess, EPOCHS, slots, 3, TOP1, BATCH, open_ended=open_ended)
 
         def record(live: LiveTrial, epoch: int) -> Epoch:
-            value = 0.5 + 0.3 * live.trial.params["x"] + 0.01 * epoch
-            taken = seconds(live.config.batch.global_size)
+            value = 0.5 + 0.3 * live.params["x"] + 0.01 * epoch
+            taken = seconds(live.train_config.batch.global_size)
             return {"epoch": epoch, "val_top1": value, "val_loss": 1.0, "train_s": taken}
 
         super().__init__(

@@ -10,12 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.export.wandb_log import WandbObserver
-from bigbatch.tune.runs.observer import TrialView
+from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.run import Run
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
-from helpers.recorded_studies import epoch_record
+from helpers.recorded_studies import epoch_record, recorded_run
 
 LEARNING_RATE = 0.375
 
@@ -68,19 +70,19 @@ class WandbWriter:
 
 def write(folder: Path) -> None:
     """The process itself."""
-    observer = WandbObserver("offline", folder.name, folder)
+    observer = WandbObserver("offline", folder.name, folder, Objectives())
     config = TrainConfig(epochs=9).replace_keys({"optimizer.peak_lr": LEARNING_RATE})
-    trials: dict[int, TrialView] = {}
+    trials: dict[int, Run] = {}
     for line in sys.stdin:
         what, number, last = line.split()
         if what == "start":
             past = [epoch_record(epoch, value_after(epoch)) for epoch in range(1, int(last) + 1)]
-            trials[int(number)] = TrialView(int(number), {"rate": 0.5}, config, records=past)
+            trials[int(number)] = recorded_run(int(number), config, past, params={"rate": 0.5})
             observer.trial_started(trials[int(number)])
         elif what == "epoch":
             observer.epoch_ended(trials[int(number)], epoch_record(int(last), value_after(int(last))))
         else:
-            trials[int(number)].state = last
+            trials[int(number)].state = State[last]
             observer.trial_ended(trials[int(number)])
         print("done", flush=True)
     observer.close()

@@ -15,8 +15,17 @@ from bigbatch.base import json_values
 from bigbatch.tune.budget.pace import PaceRun, pace_key
 from bigbatch.tune.runs.confirm_rule import LEAST_TRIALS
 from bigbatch.tune.runs.confirmation import ConfirmationFacts, best_of_each_value, fresh_seeds, trials_to_confirm
-from bigbatch.tune.runs.frontier import counted_trials, value_of_trial
-from bigbatch.tune.runs.run import SEED_ATTR, AnyTrial, Kind, configuration, confirmed_by, of_kind, search_trials
+from bigbatch.tune.runs.frontier import value_of_trial
+from bigbatch.tune.runs.run import (
+    SEED_ATTR,
+    AnyTrial,
+    Kind,
+    configuration,
+    confirmed_by,
+    counted_trials,
+    of_kind,
+    search_trials,
+)
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,19 @@ from bigbatch.base import json_values
 from bigbatch.base.atomic_files import read_json
 from bigbatch.base.command_line import OneLineParser
 from bigbatch.cluster.host.optuna_journal import State
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.given import USABLE
 from bigbatch.train_loop.config.words import amount, epochs_text
 from bigbatch.tune.commands.studies import trials_words, value_words
 from bigbatch.tune.console.answer_words import answer_in_words
-from bigbatch.tune.console.columns import columns_of, full_run_command, own_next_step, plan_facts, trial_settings
+from bigbatch.tune.console.columns import (
+    columns_of,
+    config_of,
+    full_run_command,
+    own_next_step,
+    plan_facts,
+    trial_settings,
+)
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
 from bigbatch.tune.console.frontier_table import INFEASIBLE, frontier_lines, no_result_in_words
 from bigbatch.tune.console.text import aligned, said_in_one_line
@@ -27,12 +34,12 @@ from bigbatch.tune.runs.objectives import PARETO_FILE
 from bigbatch.tune.runs.run import (
     Kind,
     Run,
+    begun,
     confirmed_by,
+    counted_trials,
     failed_trials,
     is_paused,
     of_kind,
-    replaced_trials,
-    search_trials,
     was_refused,
 )
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
@@ -104,10 +111,9 @@ def _ends(found: StudySummary) -> str:
     """``: 3 ran to their end; 2 confirmations``; empty before a trial has begun."""
     words = {"COMPLETE": "ran to their end", "PRUNED": "stopped or paused", "FAIL": "failed",
              "RUNNING": _running_words(found), "WAITING": "waiting"}  # fmt: skip
-    begun, again = found.study.begun, replaced_trials(found.study.trials)
-    states = counted(t.state for t in begun if t.kind != Kind.CONFIRMATION and t.number not in again)
+    states = counted(t.state for t in begun(counted_trials(found.study.trials)))
     refused = sum(was_refused(trial) for trial in found.study.trials)
-    confirmations = of_kind(begun, Kind.CONFIRMATION)
+    confirmations = of_kind(found.study.begun, Kind.CONFIRMATION)
     open_ones = sum(trial.state in (State.RUNNING, State.WAITING) for trial in confirmations)
     parts = [", ".join(f"{count} {words[state]}" for state, count in states.items())]
     parts += [f"{amount(refused, 'configuration')} refused before training"] if refused else []
@@ -169,11 +175,7 @@ def state_words(trial: Run) -> str:
 def _settings(found: StudySummary, trial: Run) -> dict[str, str]:
     """The trial's settings, and the parameters of a user's own space."""
     own = json_values.text(found.description, "space_source", "built-in") != "built-in"
-    try:
-        config = TrainConfig.from_dict(trial.config) if trial.config else None
-    except ConfigError:  # of a later version
-        config = None
-    return trial_settings(config, trial.params, own=own)
+    return trial_settings(config_of(trial), trial.params, own=own)
 
 
 def _epochs(trial: Run) -> str:
@@ -215,12 +217,11 @@ def _front(found: StudySummary) -> str:
     if front:
         numbers = ", ".join(str(json_values.whole_number(trial, "trial")) for trial in front)
         return f"On the Pareto front: trial {numbers} ({found.folder / PARETO_FILE})"
-    replaced = replaced_trials(found.study.begun)
-    begun = [t for t in search_trials(found.study.begun) if t.config and t.number not in replaced]
-    ends = [_end_of(found, t) for t in begun]
+    once = [t for t in counted_trials(found.study.begun) if t.config]
+    ends = [_end_of(found, t) for t in once]
     if found.state == RUNNING or found.answer or not ends or "COMPLETE" in ends:
         return ""
-    why = no_result_in_words([(end, t.because) for end, t in zip(ends, begun, strict=True)], several=several)
+    why = no_result_in_words([(end, t.because) for end, t in zip(ends, once, strict=True)], several=several)
     return f"{why[0].upper()}{why[1:]}"
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bigbatch.base import json_values
-from bigbatch.train_loop.config import OPTIMIZERS, TrainConfig, known_key
+from bigbatch.train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, known_key
 from bigbatch.train_loop.config.rules import shown_name
 from bigbatch.train_loop.config.words import amount
+from bigbatch.tune.runs.run import AnyTrial, configuration
 
 if TYPE_CHECKING:  # it loads Optuna, which bigbatch show does not need
     from bigbatch.tune.storage.summary import StudySummary
@@ -68,6 +69,14 @@ def full_run_command(best_file: str, max_epochs: int, command: str = "bigbatch t
 def own_next_step(function: str, best_file: str) -> str:
     """What one may do with the best ``config`` of a training function. Both arguments as one would type them."""
     return f"Its config is trainable.options in {best_file}: call {function} with it, epochs and seed."
+
+
+def config_of(trial: AnyTrial) -> TrainConfig | None:
+    """The trial's configuration; None if it has none, or one of a later version."""
+    try:
+        return TrainConfig.from_dict(dict(configuration(trial))) if configuration(trial) else None
+    except ConfigError:
+        return None
 
 
 ONLY_IN_LINES = ("smoothing", "schedule")

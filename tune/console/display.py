@@ -6,7 +6,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import TextIO
 
 from rich.console import Console, Group
@@ -16,29 +17,36 @@ from rich.text import Text
 
 from bigbatch.base import json_values
 from bigbatch.base.streams import Nowhere
+from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.errors import in_one_line
-from bigbatch.train_loop.progress import ProgressLines
+from bigbatch.train_loop.progress import ProgressLines, StepProgress
 from bigbatch.tune.console.answer_words import name_in_words, value_text
-from bigbatch.tune.console.columns import columns_of, settings_line, trial_settings
+from bigbatch.tune.console.columns import columns_of, config_of, settings_line, trial_settings
 from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.runs import metrics
+from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
-from bigbatch.tune.runs.observer import TrialView, ranked
+from bigbatch.tune.runs.run import (
+    CONTINUES_ATTR,
+    Kind,
+    Run,
+    confirmed_by,
+    count_ended,
+    earlier_of,
+    is_paused,
+    planned_epochs,
+    search_trials,
+)
 from bigbatch.tune.storage.journal_file import LineLog
 
 
-def best_by_value(trials: Iterable[TrialView], frontier: FrontierPlan) -> str:
-    """``best by batch: 256 95.2 % · 512 94.8 % · 1,024 –``."""
-    best: dict[object, TrialView] = {}
-    for trial in ranked(trials):
-        best.setdefault(trial.params.get(frontier.name, frontier.values[0]), trial)
-    parts = [f"{value_text(value)} {end_in_words(best.get(value))}" for value in frontier.values]
+def best_by_value(ranked: Sequence[Run], frontier: FrontierPlan, objective: Objective) -> str:
+    """``best by batch: 256 95.2 % · 512 94.8 % · 1,024 –``. ``ranked``: the finished trials, best first."""
+    best: dict[object, float] = {}
+    for trial in ranked:
+        best.setdefault(trial.params.get(frontier.name, frontier.values[0]), trial.values[0])
+    parts = [f"{value_text(value)} {objective.worth(best.get(value))}" for value in frontier.values]
     return f"best by {name_in_words(frontier.name)}: {' · '.join(parts)}"
-
-
-def end_in_words(trial: TrialView | None) -> str:
-    """What a finished trial is worth in the first objective."""
-    return "–" if trial is None else trial.objectives.first.worth(trial.ends[0])
 
 
 MAX_ROWS = 16
@@ -66,9 +74,9 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
-def state_word(trial: TrialView) -> str:
+def state_word(trial: Run) -> str:
     """The trial's state in one word."""
-    return "paused" if trial.paused else STATE_WORDS[trial.state]
+    return "paused" if is_paused(trial) else STATE_WORDS[trial.state.name]
 
 
 def _details(record: Mapping[str, object], objective: str) -> list[str]:
@@ -90,7 +98,7 @@ class SearchProgress:
         self,
         planned: int | None,
         concurrency: int,
-        finished: Mapping[int, TrialView],
+        finished: Mapping[int, Run],
         own_space: bool = False,
         budget_s: Callable[[], float] = lambda: math.inf,
         objectives: Objectives | None = None,
@@ -101,38 +109,48 @@ class SearchProgress:
         ``frontier``: whose values have a best trial each; None: there is one best trial. ``started``: the search's
         beginning by the monotonic clock; None: now."""
         self._budget_s, self.frontier = budget_s, frontier
-        self.shown = (objectives or Objectives()).first.shown
+        self.objectives = objectives or Objectives()
         self.planned, self.concurrency, self._own_space = planned, concurrency, own_space
-        self.trials: dict[int, TrialView] = dict(finished)
+        self.trials: dict[int, Run] = dict(finished)
+        self.starting: set[int] = set()
+        """Numbers of the trials whose workers start."""
+        self.steps: dict[int, StepProgress] = {}
+        """Number of a trial → its position within an epoch, as its worker last reported."""
         self.started = time.monotonic() if started is None else started
-        self._ended_at = {number: time.time() for number in finished}
 
-    def put(self, trial: TrialView) -> None:
-        """Take in the trial's current state."""
+    def put(self, trial: Run) -> None:
+        """Take in a trial that has begun, or has changed."""
         self.trials[trial.number] = trial
-        if trial.continues in self.trials:
-            self.trials[trial.continues].continued_by = trial.number
-        if trial.state != "RUNNING":
-            self._ended_at[trial.number] = time.time()
+        self.starting.discard(trial.number)
 
-    def settings(self, trial: TrialView) -> dict[str, str]:
+    def settings(self, trial: Run) -> dict[str, str]:
         """The trial's settings, and the parameters of a user's own space."""
-        return trial_settings(trial.config, trial.params, own=self._own_space)
+        return trial_settings(config_of(trial), trial.params, own=self._own_space)
 
-    def elapsed_of(self, trial: TrialView) -> float:
+    def elapsed_of(self, trial: Run) -> float:
         """Seconds from the trial's start to its end, or to now."""
-        return self._ended_at.get(trial.number, time.time()) - trial.started_at
+        now = datetime.now()  # in local time, as Optuna's times are
+        return (trial.datetime_complete or now).timestamp() - (trial.datetime_start or now).timestamp()
+
+    def worth(self, trial: Run) -> str:
+        """The metric that a person watches, after the last epoch: ``86.9 %``."""
+        shown = self.objectives.first.shown
+        return shown.worth(shown.value(trial.records[-1]) if trial.epochs else None)
 
     @property
     def ended(self) -> int:
         """The number of trials that have ended."""
-        over = ("COMPLETE", "PRUNED", "FAIL")
-        return sum(t.state in over and not t.is_replaced and t.confirms is None for t in self.trials.values())
+        return count_ended(list(self.trials.values()))
 
     @property
-    def best(self) -> TrialView | None:
+    def ranked(self) -> list[Run]:
+        """The completed trials, best first."""
+        return self.objectives.ranked(search_trials(self.trials.values()))
+
+    @property
+    def best(self) -> Run | None:
         """The best completed trial; None if there is none."""
-        return next(iter(ranked(self.trials.values())), None)
+        return self.objectives.best(search_trials(self.trials.values()))
 
     def eta_s(self) -> float | None:
         """Estimated seconds left: of the budget where it is the only limit, else from the mean time of a trial.
@@ -142,12 +160,12 @@ class SearchProgress:
         budget_s = self._budget_s()
         if self.planned is None:
             return max(0.0, budget_s) if math.isfinite(budget_s) else None
-        over = [t for t in self.trials.values() if t.state in ("COMPLETE", "PRUNED") and t.number in self._ended_at]
-        timed = [self.elapsed_of(t) for t in over if self.elapsed_of(t) > 0]
+        over = [t for t in self.trials.values() if t.state in (State.COMPLETE, State.PRUNED)]
+        timed = [seconds for t in over if (seconds := self.elapsed_of(t)) > 0]
         if not timed:
             return None
         mean = sum(timed) / len(timed)
-        running = [max(0.0, mean - self.elapsed_of(t)) for t in self.trials.values() if t.state == "RUNNING"]
+        running = [max(0.0, mean - self.elapsed_of(t)) for t in self.trials.values() if t.state == State.RUNNING]
         waiting = max(0, self.planned - self.ended - len(running))
         return min(max(0.0, budget_s), (sum(running) + waiting * mean) / max(1, self.concurrency))
 
@@ -172,16 +190,27 @@ class LiveTable:
         self._last_line = Text("")
         self._live.stop()
 
-    def trial_planned(self, trial: TrialView) -> None:
+    def trial_planned(self, trial: Run) -> None:
+        """Show the new trial."""
+        with self._lock:
+            self._progress.put(trial)
+            self._progress.starting.add(trial.number)
+
+    def trial_started(self, trial: Run) -> None:
         """Show the trial's new state."""
         with self._lock:
             self._progress.put(trial)
 
-    trial_started = steps_done = trial_ended = trial_planned
+    trial_ended = trial_started
 
-    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
+    def steps_done(self, trial: Run, steps: StepProgress) -> None:
+        """Show the trial's position."""
+        with self._lock:
+            self._progress.steps[trial.number] = steps
+
+    def epoch_ended(self, trial: Run, record: dict[str, object]) -> None:
         """Show the trial's new state."""
-        self.trial_planned(trial)
+        self.trial_started(trial)
 
     def search_said(self, text: str) -> None:
         """Show a line of the watchdog under the table until it is out of date."""
@@ -198,7 +227,7 @@ class LiveTable:
             if self._said is not None and time.monotonic() - self._said[1] < WATCHDOG_LINE_S:
                 lines.append(self._said[0])
             if frontier := self._progress.frontier:  # always there, so that the display does not jump
-                line = best_by_value(self._progress.trials.values(), frontier)
+                line = best_by_value(self._progress.ranked, frontier, self._progress.objectives.first)
                 lines.insert(0, Text(line, style="dim") if frontier.searched else None)
             return Group(
                 trial_table(self._progress, self._console.width),
@@ -211,14 +240,14 @@ class LiveTable:
 def trial_table(progress: SearchProgress, width: int) -> Table:
     """The trials as a table. Settings for which a terminal of ``width`` is too narrow are left out."""
     shown = [(trial, progress.settings(trial)) for trial in _shown(progress)]
-    short, columns = progress.shown.metric.short, columns_of([settings for _, settings in shown])
+    short, columns = progress.objectives.first.shown.metric.short, columns_of([settings for _, settings in shown])
     table = Table(box=None, pad_edge=False, header_style="bold")
-    states = [trial.phase if trial.state == "RUNNING" else state_word(trial) for trial, _ in shown]
+    states = ["starting" if t.number in progress.starting else state_word(t) for t, _ in shown]
     facts = {
         "trial": [str(trial.number) for trial, _ in shown],
         "state": states,
-        "epoch": [epochs_done(trial) for trial, _ in shown],
-        short: [trial.worth for trial, _ in shown],
+        "epoch": [epochs_done(trial, progress.steps.get(trial.number)) for trial, _ in shown],
+        short: [progress.worth(trial) for trial, _ in shown],
         "time": [duration(progress.elapsed_of(trial)) for trial, _ in shown],
     }
     facts |= {name: [values.get(name, "") for _, values in shown] for name in columns}
@@ -232,22 +261,19 @@ def trial_table(progress: SearchProgress, width: int) -> Table:
     best = progress.best
     for row, (trial, _) in enumerate(shown):
         table.add_row(
-            *(Text(facts[name][row], STATE_STYLES[trial.state] if name == "state" else "") for name in names),
+            *(Text(facts[name][row], STATE_STYLES[trial.state.name] if name == "state" else "") for name in names),
             style="bold" if best is not None and trial.number == best.number else "",
         )
     return table
 
 
-def epochs_done(trial: TrialView) -> str:
+def epochs_done(trial: Run, steps: StepProgress | None = None) -> str:
     """``3/90``; in the middle of the fourth epoch ``3.4/90``."""
-    steps = trial.steps
-    within = steps.fraction if steps and trial.state == "RUNNING" and steps.epoch == trial.epoch + 1 else 0.0
-    return (
-        # Down, not to the nearest: an epoch that is not over would be shown as done.
-        f"{trial.epoch + math.floor(10 * within) / 10:.1f}/{trial.epochs}"
-        if within
-        else f"{trial.epoch}/{trial.epochs}"
-    )
+    done = trial.epochs
+    within = steps.fraction if steps and trial.state == State.RUNNING and steps.epoch == done + 1 else 0.0
+    # Down, not to the nearest: an epoch that is not over would be shown as done.
+    shown = f"{done + math.floor(10 * within) / 10:.1f}" if within else str(done)
+    return f"{shown}/{planned_epochs(trial) or 0}"
 
 
 def summary_line(progress: SearchProgress) -> Text:
@@ -255,17 +281,17 @@ def summary_line(progress: SearchProgress) -> Text:
     best, eta = progress.best, progress.eta_s()
     parts = [
         f"{progress.ended}{'' if progress.planned is None else f' of {progress.planned}'} trials ended",
-        f"best {end_in_words(best)} (trial {best.number})" if best else "best –",
+        f"best {progress.objectives.first.worth(best.values[0])} (trial {best.number})" if best else "best –",
         f"elapsed {duration(time.monotonic() - progress.started)}",
         f"about {duration(eta)} left" if eta is not None else "time left: unknown until a trial ends",
     ]
     return Text(" · ".join(parts), style="dim")
 
 
-def _shown(progress: SearchProgress) -> list[TrialView]:
+def _shown(progress: SearchProgress) -> list[Run]:
     """The trials of the table: all running ones, the best one, and the latest others that fit."""
     best = progress.best
-    keep = {t.number for t in progress.trials.values() if t.state == "RUNNING"} | ({best.number} if best else set())
+    keep = {t.number for t in progress.trials.values() if t.state == State.RUNNING} | ({best.number} if best else set())
     for number in sorted(progress.trials, reverse=True):
         if len(keep) >= MAX_ROWS:
             break
@@ -286,47 +312,50 @@ class PlainLines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def trial_planned(self, trial: TrialView) -> None:
+    def trial_planned(self, trial: Run) -> None:
         """Take in a new trial; print nothing yet."""
         self._progress.put(trial)
 
-    def steps_done(self, trial: TrialView) -> None:
+    def steps_done(self, trial: Run, steps: StepProgress) -> None:
         """Print the progress within an epoch, if a line is due."""
-        if line := self._within_epochs.setdefault(trial.number, ProgressLines()).line(trial.steps):
+        if line := self._within_epochs.setdefault(trial.number, ProgressLines()).line(steps):
             self.say(f"trial {trial.number} {line}")
 
     def search_said(self, text: str) -> None:
         """Print a line of the watchdog."""
         self.say(text)
 
-    def trial_started(self, trial: TrialView) -> None:
+    def trial_started(self, trial: Run) -> None:
         """Print that the trial has started, or resumed."""
         self._progress.put(trial)
         self._within_epochs[trial.number] = ProgressLines()
-        goes_on = f"resumed after epoch {trial.epoch}" if trial.epoch else "started again"
-        word = goes_on if trial.resumed else "started"
-        word += f" (trial {trial.retries} again)" if trial.retries is not None and not trial.resumed else ""
-        word += f" (continues trial {trial.continues})" if trial.continues is not None and not trial.resumed else ""
-        seed = f" with seed {trial.config.seed}" if trial.config is not None else ""
-        word += f" (confirms trial {trial.confirms}{seed})" if trial.confirms is not None else ""
+        word, earlier = "started", earlier_of(trial)
+        if json_values.whole_number(trial.user_attrs, "attempts", 1) > 1:
+            word = f"resumed after epoch {trial.epochs}" if trial.epochs else "started again"
+        elif CONTINUES_ATTR in trial.user_attrs:
+            word += f" (continues trial {earlier})"
+        elif earlier is not None:
+            word += f" (trial {earlier} again)"
+        if trial.kind == Kind.CONFIRMATION:
+            word += f" (confirms trial {confirmed_by(trial)} with seed {trial.config['seed']})"
         self.say(f"trial {trial.number} {word}: {settings_line(self._progress.settings(trial))}")
 
-    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
+    def epoch_ended(self, trial: Run, record: dict[str, object]) -> None:
         """Print the epoch's value of the objective, its loss and its learning rate."""
         self._progress.put(trial)
         self._within_epochs[trial.number] = ProgressLines()
-        shown = self._progress.shown
+        shown = self._progress.objectives.first.shown
         self.say(
-            f"trial {trial.number} epoch {record['epoch']}/{trial.epochs}: "
+            f"trial {trial.number} epoch {record['epoch']}/{planned_epochs(trial)}: "
             + ", ".join([f"{shown.metric.short} {shown.worth(shown.value(record))}", *_details(record, shown.name)])
         )
 
-    def trial_ended(self, trial: TrialView) -> None:
+    def trial_ended(self, trial: Run) -> None:
         """Print how the trial ended, and how far the search is."""
         self._progress.put(trial)
         self._within_epochs.pop(trial.number, None)
         self.say(
-            f"trial {trial.number} {state_word(trial)} at {trial.worth}: {in_one_line(trial.ended_because or '')} "
+            f"trial {trial.number} {state_word(trial)} at {self._progress.worth(trial)}: {in_one_line(trial.because)} "
             f"[{summary_line(self._progress).plain}]"
         )
 

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from bigbatch.base import json_values
 from bigbatch.base.root import ROOT
 from bigbatch.cluster.host.holder import JOB_FOLDER
+from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.config.given import USABLE
 from bigbatch.train_loop.config.rules import shown_name
 from bigbatch.train_loop.config.words import epochs_text
@@ -23,9 +24,9 @@ from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.budget.ledger import DeviceSeconds
 from bigbatch.tune.console.answer_words import answer_in_words
-from bigbatch.tune.console.columns import full_run_command, own_next_step, trial_settings
+from bigbatch.tune.console.columns import config_of, full_run_command, own_next_step, trial_settings
 from bigbatch.tune.console.confirmation_words import confirm_lines, confirmation_in_words
-from bigbatch.tune.console.display import duration, end_in_words
+from bigbatch.tune.console.display import duration
 from bigbatch.tune.console.frontier_table import INFEASIBLE, frontier_lines, no_result_in_words
 from bigbatch.tune.console.plan_notes import plan_notes
 from bigbatch.tune.console.text import from_here
@@ -35,9 +36,18 @@ from bigbatch.tune.plan.own_code import own_component_lines, trainable_lines
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.warm_start import known_in_words
 from bigbatch.tune.runs.objective import TimeToTarget
-from bigbatch.tune.runs.objectives import PARETO_FILE, front_of
-from bigbatch.tune.runs.observer import TrialView, ranked
-from bigbatch.tune.runs.run import was_refused
+from bigbatch.tune.runs.objectives import PARETO_FILE
+from bigbatch.tune.runs.run import (
+    AnyTrial,
+    Run,
+    begun,
+    counted_trials,
+    ended_because,
+    is_paused,
+    retried_trials,
+    search_trials,
+    was_refused,
+)
 from bigbatch.tune.storage.description import redact
 from bigbatch.tune.storage.frontier_file import FRONTIER_FOLDER
 
@@ -138,7 +148,7 @@ def _cost(plan: SearchPlan) -> str:
 
 def print_findings(
     plan: SearchPlan,
-    trials: list[TrialView],
+    trials: Sequence[AnyTrial],
     elapsed_s: float,
     used: DeviceSeconds,
     console: Console,
@@ -148,15 +158,16 @@ def print_findings(
     """Print the answer, how certain it is, whether it was confirmed, and the next command.
 
     Args:
+        trials: all of the study.
         answer: the content of frontier.json; empty where there is none: several objectives, or a time to a target.
         unconfirmed: confirmations that are still to be made, and the device hours that they take.
     """
-    done = ranked(trials)
+    done = plan.objectives.ranked(search_trials(trials))
     _print_counts(plan, trials, len(done), elapsed_s, used, console)
     if not done:
         return
     hours = "GPU h" if plan.machine.gpus else "worker h"
-    headline, *sentences = answer_in_words(answer, hours) if answer else [best_in_words(done[0])]
+    headline, *sentences = answer_in_words(answer, hours) if answer else [best_in_words(plan, done[0])]
     for place, (line, is_answer) in enumerate(frontier_lines(answer, hours) if answer else ()):
         console.print(f"\n{line}" if place == 0 else line, style="bold" if is_answer else "", soft_wrap=True)
     console.print(f"\n{headline}", style="bold")
@@ -164,7 +175,7 @@ def print_findings(
         return
     number = json_values.mapping(answer, "answer").get("trial")
     best = next((trial for trial in done if trial.number == number), done[0])
-    for name, value in trial_settings(best.config, best.params, own=plan.space.source != "built-in").items():
+    for name, value in trial_settings(config_of(best), best.params, own=plan.space.source != "built-in").items():
         console.print(f"  {name:10} {value}")
     if plan.objectives.several:
         console.print(f"\n{front_in_words(plan, done)}")
@@ -184,12 +195,13 @@ def print_findings(
 
 
 def _print_counts(
-    plan: SearchPlan, trials: list[TrialView], done: int, elapsed_s: float, used: DeviceSeconds, console: Console
+    plan: SearchPlan, trials: Sequence[AnyTrial], done: int, elapsed_s: float, used: DeviceSeconds, console: Console
 ) -> None:
     """Print how many trials ended in which way, what was used, and why trials failed."""
-    once = [t for t in trials if not t.is_replaced and t.confirms is None]
-    pruned, failed, waiting = (sum(t.state == state for t in once) for state in ("PRUNED", "FAIL", "WAITING"))
-    paused, infeasible = sum(t.paused for t in once), sum(t.is_infeasible for t in once)
+    once = begun(counted_trials(trials))
+    states = (State.PRUNED, State.FAIL, State.WAITING)
+    pruned, failed, waiting = (sum(t.state == state for t in once) for state in states)
+    paused, infeasible = sum(map(is_paused, once)), sum(_end_of(t) == INFEASIBLE for t in once)
     unit = "GPU hours" if plan.machine.gpus else "worker hours (no GPU)"
     console.print(
         f"\n{done} of {len(once)} trials ran to their end, {pruned - paused - infeasible} stopped early, "
@@ -270,40 +282,46 @@ def objective_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     return lines
 
 
-def best_in_words(best: TrialView) -> str:
+def best_in_words(plan: SearchPlan, best: AnyTrial) -> str:
     """The line that names the best trial."""
-    objective = best.objectives.first
+    objective = plan.objectives.first
     what = f"{objective.goal}: " if isinstance(objective, TimeToTarget) else f"{objective.metric.title} "
-    return f"Best: trial {best.number}, {what}{end_in_words(best)} after {epochs_text(best.epoch)}"
+    value, epochs = objective.worth(best.values[0]), epochs_text(Run.of(best).epochs)
+    return f"Best: trial {best.number}, {what}{value} after {epochs}"
 
 
-def why_nothing(plan: SearchPlan, trials: Sequence[TrialView]) -> str:
+def why_nothing(plan: SearchPlan, trials: Sequence[AnyTrial]) -> str:
     """Why no trial of the search is the best, or its front is empty; empty if there is nothing to say but that."""
-    once = [t for t in trials if not t.is_replaced and t.confirms is None]
-    unfinished = [(INFEASIBLE if t.is_infeasible else t.state, t.ended_because or "") for t in once]
-    if not plan.objectives.several and not any(t.is_infeasible for t in once):
+    unfinished = [(_end_of(t), ended_because(t)) for t in begun(counted_trials(trials))]
+    if not plan.objectives.several and all(end != INFEASIBLE for end, _ in unfinished):
         return ""
     return no_result_in_words(unfinished, several=plan.objectives.several)
 
 
-def front_in_words(plan: SearchPlan, done: list[TrialView]) -> str:
+def _end_of(trial: AnyTrial) -> str:
+    """Its state, or ``INFEASIBLE``."""
+    is_infeasible = trial.state == State.PRUNED and ended_because(trial).startswith(INFEASIBLE)
+    return INFEASIBLE if is_infeasible else trial.state.name
+
+
+def front_in_words(plan: SearchPlan, done: list[AnyTrial]) -> str:
     """How many trials no other one beats. ``done``: sorted, the best in the first objective first."""
-    front = front_of(plan.objectives, done, lambda trial: trial.ends)
+    front = plan.objectives.front(done)
     return (
         f"{len(front)} of {len(done)} finished trials are on the Pareto front: no other one is as good in all "
         f"objectives and better in one. {PARETO_FILE} has them, and bigbatch report a table."
     )
 
 
-def failures_in_words(trials: Iterable[TrialView]) -> list[str]:
+def failures_in_words(trials: Sequence[AnyTrial]) -> list[str]:
     """A text for each failed trial. One of several lines names the first trial where it would repeat that one's."""
     said: dict[str, int] = {}
-    texts = []
-    for trial in trials:
-        if trial.state != "FAIL":
+    texts, retries = [], retried_trials(trials)
+    for trial in begun(trials):
+        if trial.state != State.FAIL:
             continue
-        again = f" (tried again as trial {trial.retried_by})" if trial.retried_by is not None else ""
-        because = trial.ended_because or ""
+        again = f" (tried again as trial {retries[trial.number]})" if trial.number in retries else ""
+        because = ended_because(trial)
         first = said.setdefault(because, trial.number)
         if "\n" in because and first != trial.number:
             because = f"as trial {first}"
@@ -316,6 +334,6 @@ def refusals_in_words(trials: Sequence[FrozenTrial]) -> list[str]:
     refused = [trial for trial in trials if was_refused(trial)]
     if not refused:
         return []
-    because = in_one_line(str(refused[-1].user_attrs.get("ended_because", "")))
+    because = in_one_line(ended_because(refused[-1]))
     what = f"{len(refused)} configuration{'s were' if len(refused) > 1 else ' was'} refused before training"
     return [f"{what}, and cost{'' if len(refused) > 1 else 's'} no trial; the last one: {because}."]

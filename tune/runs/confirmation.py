@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from optuna.trial import TrialState
 
 from bigbatch.tune.runs.confirm_rule import AFFORDABLE_SHARE, AFFORDABLE_WORKER_S, LEAST_TRIALS, ConfirmRule
-from bigbatch.tune.runs.frontier import FrontierFacts, counted_trials, frontier_of, value_of_trial
+from bigbatch.tune.runs.frontier import FrontierFacts, frontier_of, value_of_trial
 from bigbatch.tune.runs.reported import confirmed_trials
 from bigbatch.tune.runs.run import (
     CONFIRMS_ATTR,
@@ -37,6 +37,7 @@ from bigbatch.tune.runs.run import (
     before_equal_ones,
     configuration,
     confirmed_by,
+    counted_trials,
     epoch_records,
     given_trials,
     of_kind,

@@ -48,14 +48,12 @@ from bigbatch.tune.runs.run import (
     AnyTrial,
     before_equal_ones,
     configuration,
+    counted_trials,
     epoch_records,
     given_trials,
     has_diverged,
     planned_epochs,
-    replaced_trials,
-    search_trials,
     trials_per_gpu_of,
-    was_refused,
 )
 from bigbatch.tune.runs.tables import epoch_s
 
@@ -222,13 +220,6 @@ def frontier_facts(description: Mapping[str, object], objective: Objective = Obj
         objective=objective,
         description=description,
     )
-
-
-def counted_trials(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
-    """One trial for each configuration that began: without those that were repeated or continued, and without
-    confirmations."""
-    replaced = replaced_trials(trials)
-    return [t for t in search_trials(trials) if not was_refused(t) and t.number not in replaced]
 
 
 def answer_index(gains: Sequence[float | None], tolerance: Tolerance) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +15,7 @@ from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.metrics import Record
 from bigbatch.tune.runs.objective import Direction, Objective, Reported, TimeToTarget, read_objective, read_target
-from bigbatch.tune.runs.run import AnyTrial
+from bigbatch.tune.runs.run import AnyTrial, OneTrial
 
 T = TypeVar("T")
 DEFAULT_OBJECTIVE = "val_top1:max"
@@ -59,7 +59,7 @@ class Objectives:
         """What a trial is worth that has ended as planned, one value for each objective; see ``Objective.final``."""
         return [objective.final(records, gpu_hours, devices) for objective in self.each]
 
-    def best(self, trials: Sequence[AnyTrial]) -> AnyTrial | None:
+    def best(self, trials: Iterable[OneTrial]) -> OneTrial | None:
         """The completed trial that is best in the first objective. None if none is complete.
 
         Of several equal ones it is the best in the next objective, then the earliest. So it is always on the front.
@@ -68,8 +68,11 @@ class Objectives:
 
     def front(self, trials: Sequence[AnyTrial]) -> list[AnyTrial]:
         """The completed trials that no other one beats: as good in all objectives, better in one. Best first."""
-        done = sorted(_complete(trials), key=lambda t: (*self.gains(t.values), -t.number), reverse=True)
-        return front_of(self, done, lambda trial: trial.values)
+        return front_of(self, self.ranked(trials), lambda trial: trial.values)
+
+    def ranked(self, trials: Iterable[OneTrial]) -> list[OneTrial]:
+        """The completed trials, best first, in the order of ``best``."""
+        return sorted(_complete(trials), key=lambda t: (*self.gains(t.values), -t.number), reverse=True)
 
     def named(self, values: Sequence[float]) -> dict[str, float]:
         """Name of an objective → its value."""
@@ -96,7 +99,7 @@ def front_of(objectives: Objectives, items: Sequence[T], values_of: Callable[[T]
     return [item for place, item in enumerate(items) if place in kept]
 
 
-def _complete(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
+def _complete(trials: Iterable[OneTrial]) -> list[OneTrial]:
     return [t for t in trials if t.state.name == "COMPLETE" and t.values]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -146,16 +147,16 @@ def epoch_records(trial: AnyTrial) -> list[dict[str, Any]]:
 class Run(StoredTrial):
     """A trial of a study, as its files hold it."""
 
-    @classmethod
-    def of(cls, trial: AnyTrial) -> Run:
-        """The trial; of one that Optuna has open a copy."""
+    @staticmethod
+    def of(trial: AnyTrial) -> Run:
+        """The trial; of one that Optuna has open a copy, whose attributes may be changed."""
         if isinstance(trial, Run):
             return trial
         from optuna.distributions import distribution_to_json
 
-        found = {one.name: getattr(trial, one.name) for one in fields(cls)}
+        found = {one.name: copy(getattr(trial, one.name)) for one in fields(Run)}
         kinds = {name: distribution_to_json(kind) for name, kind in trial.distributions.items()}
-        return cls(**found | {"state": State(trial.state), "values": trial.values or [], "distributions": kinds})
+        return Run(**found | {"state": State(trial.state), "values": trial.values or [], "distributions": kinds})
 
     @property
     def kind(self) -> Kind:
@@ -200,7 +201,7 @@ class Run(StoredTrial):
     @property
     def because(self) -> str:
         """Why it ended, in the search's words; empty if it is not known."""
-        return json_values.text(self.user_attrs, "ended_because")
+        return ended_because(self)
 
     def last_of(self, metric: str) -> float | None:
         """The metric after its last epoch; None if it is not known."""
@@ -244,19 +245,24 @@ def begun(trials: Iterable[OneTrial]) -> list[OneTrial]:
     return [t for t in trials if (t.state != State.WAITING or configuration(t)) and not was_refused(t)]
 
 
-def count_ended(trials: Sequence[AnyTrial]) -> int:
-    """The number of trials that have ended, as ``--trials`` counts.
+def counted_trials(trials: Sequence[OneTrial]) -> list[OneTrial]:
+    """One trial for each configuration, as ``--trials`` counts them, whether they have ended or not.
 
     Failed trials that have a retry do not count, nor do paused trials that were continued, those that were refused
     before they began, and confirmations.
     """
     again = replaced_trials(trials)
-    return sum(t.number not in again and counts_as_ended(t) for t in trials)
+    return [t for t in search_trials(trials) if t.number not in again and not was_refused(t)]
 
 
-def counts_as_ended(trial: AnyTrial) -> bool:
-    """Whether the trial has ended as one of ``--trials``, unless another one stands for it."""
-    return trial.state.is_finished() and kind_of(trial) != Kind.CONFIRMATION and not was_refused(trial)
+def count_ended(trials: Sequence[AnyTrial]) -> int:
+    """The number of trials that have ended, as ``--trials`` counts."""
+    return sum(trial.state.is_finished() for trial in counted_trials(trials))
+
+
+def ended_because(trial: AnyTrial) -> str:
+    """Why the trial ended, in the search's words; empty if it is not known."""
+    return json_values.text(trial.user_attrs, "ended_because")
 
 
 def planned_epochs(trial: AnyTrial) -> int | None:
@@ -307,7 +313,7 @@ def failed_trials(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
 
 def was_refused(trial: AnyTrial) -> bool:
     """Whether the trial ended before it began, because its configuration is not one that may be trained."""
-    return trial.state.is_finished() and bool(trial.user_attrs.get(REFUSED_ATTR))
+    return bool(trial.user_attrs.get(REFUSED_ATTR)) and trial.state.is_finished()
 
 
 def continued_trials(trials: Sequence[AnyTrial]) -> dict[int, int]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from optuna.trial import Trial, TrialState
+from optuna.trial import TrialState
 
 from bigbatch.search_spaces.trial import Constraint
 from bigbatch.train_loop.errors import FailureKind
@@ -35,13 +35,12 @@ class Verdict:
         """Why the trial ends, with the node."""
         return said_of(self.host, self.because)
 
-    def note(self, trial: Trial) -> None:
-        """Write into the trial's attributes why it ends, before the study gets the end."""
-        if self.failure is not None:
-            trial.set_user_attr(FAILURE_ATTR, self.failure.value)
-        if self.failure == FailureKind.DIVERGED:
-            trial.set_user_attr(DIVERGED_ATTR, True)
-        trial.set_user_attr("ended_because", self.said)
+    @property
+    def attrs(self) -> dict[str, object]:
+        """The user attributes that say why the trial ends. The study gets them before it gets the end."""
+        found: dict[str, object] = {} if self.failure is None else {FAILURE_ATTR: self.failure.value}
+        found |= {DIVERGED_ATTR: True} if self.failure == FailureKind.DIVERGED else {}
+        return {**found, "ended_because": self.said}
 
 
 def said_of(host: str, because: str) -> str:

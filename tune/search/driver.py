@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from optuna.trial import TrialState
 from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
@@ -37,8 +38,7 @@ from bigbatch.tune.plan.option_checks import check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs import retry
-from bigbatch.tune.runs.observer import TrialView, ended_trials
-from bigbatch.tune.runs.run import count_ended, failed_trials, is_exhausted
+from bigbatch.tune.runs.run import Run, count_ended, counted_trials, failed_trials, is_exhausted
 from bigbatch.tune.search.budgeting import check_budget, make_budget, refused_at_once
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.gpu_use import TrialsPerGpu
@@ -51,7 +51,6 @@ from bigbatch.tune.search.running import (
     over_function,
     recorders,
     search_answer,
-    views_of,
     watch_over,
 )
 from bigbatch.tune.search.watch_thread import SearchWatch
@@ -132,18 +131,15 @@ def _run_search(run: SearchRun, stop: StopRequest, console: Console, talk: Conso
                 raise
         finally:
             store.write_last(outcome, time.monotonic() - run.started)
-        trials = views_of(store)
-        _say_findings(run, store, trials, time.monotonic() - run.started, console)
+        _say_findings(run, store, time.monotonic() - run.started, console)
         _say_report(store, stop, console)
-        return end_search(run, trials, stop, console, store)
+        return end_search(run, stop, console, store)
 
 
-def _say_findings(
-    run: SearchRun, store: StudyStore, views: list[TrialView], elapsed_s: float, console: Console
-) -> None:
+def _say_findings(run: SearchRun, store: StudyStore, elapsed_s: float, console: Console) -> None:
     plan, trials = run.plan, store.study.get_trials(deepcopy=False)
     answer, unconfirmed = search_answer(run, store)
-    print_findings(plan, views, elapsed_s, store.ledger.used(), console, answer, unconfirmed)
+    print_findings(plan, trials, elapsed_s, store.ledger.used(), console, answer, unconfirmed)
     said = [NO_OTHER] if is_exhausted(store.study) else []
     said += refusals_in_words(trials)
     for line in said:
@@ -184,10 +180,10 @@ def _nothing_to_do(run: SearchRun, store: StudyStore, stop: StopRequest, console
     store.refresh(force=True)
     ended = count_ended(store.study.get_trials(deepcopy=False))
     console.print(f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.")
-    trials = views_of(store)
-    _say_findings(run, store, trials, 0.0, console)
+    _say_findings(run, store, 0.0, console)
     _say_report(store, stop, console)  # of another answer, or of a driver that was killed before it
-    if any(t.state == "COMPLETE" for t in trials):
+    trials = store.study.get_trials(deepcopy=False)
+    if any(t.state == TrialState.COMPLETE for t in trials):
         return DONE
     if why := why_nothing(plan, trials):
         print(f"error: {why}", file=sys.stderr)
@@ -222,7 +218,8 @@ def _search(
     bridge.recover()
     with store.in_turn():
         enqueue_first_trials(plan, store.study)
-    finished = {view.number: view for view in ended_trials(views_of(store))}
+    counted = counted_trials(store.study.get_trials(deepcopy=False))
+    finished = {t.number: Run.of(t) for t in counted if t.state.is_finished()}
     if not is_complete(plan, store) and not stop.is_set():
         log = LineLog(store.log_folder / "driver.log")
         limits = (plan.trial_limit, plan.share.concurrency)
@@ -339,7 +336,7 @@ def _ray_storage(plan: SearchPlan, connection: RayConnection) -> Path:
     return plan.folder / ".ray"
 
 
-def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, console: Console, store: StudyStore) -> int:
+def end_search(run: SearchRun, stop: StopRequest, console: Console, store: StudyStore) -> int:
     """Print the last lines. Returns the exit code."""
     plan, wandb = run.plan, run.wandb
     if store.disk.full:
@@ -370,7 +367,8 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
     if unfinished and not fatal and others_at_work(store):
         console.print("\nThe last trials of the study run in its other drivers.")
         return DONE
-    complete = any(t.state == "COMPLETE" for t in trials)
+    trials = store.study.get_trials(deepcopy=False)
+    complete = any(t.state == TrialState.COMPLETE for t in trials)
     if not complete:
         why = why_nothing(plan, trials) or "no trial ran to its end."
         print(f"error: {why} The logs: {quoted_path(plan.folder / 'logs')}", file=sys.stderr)

@@ -14,8 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.base import json_values
 from bigbatch.train_loop.host.ranks import SPARE
 from bigbatch.tune.plan.machine import AT_MOST, Machine
-from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.runs.run import Kind, devices_of, epoch_records, of_kind, trials_per_gpu_of
+from bigbatch.tune.runs.run import Kind, Run, devices_of, epoch_records, of_kind, trials_per_gpu_of
 from bigbatch.tune.runs.tables import epoch_s
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.running import SearchRun
@@ -50,7 +49,7 @@ class TrialsPerGpu:
         """The trials that share a GPU with one that begins now, with itself."""
         return self._capacity.per_gpu
 
-    def trial_ended(self, trial: TrialView) -> None:
+    def trial_ended(self, trial: Run) -> None:
         """Let more trials share a GPU, if ``auto`` was asked for and the ended trials have shown room for them."""
         self.rise()
 

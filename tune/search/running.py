@@ -23,7 +23,7 @@ from bigbatch.tune.plan.own_code import reported_names
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.answer import answer_of
 from bigbatch.tune.runs.confirmation import missing_confirmations
-from bigbatch.tune.runs.observer import Observer, TrialView, trial_views
+from bigbatch.tune.runs.observer import Observer
 from bigbatch.tune.runs.run import count_ended, has_enough
 from bigbatch.tune.search.budgeting import confirmation_facts, left_to_confirm, reserve_of
 from bigbatch.tune.search.interrupts import StopRequest
@@ -110,17 +110,12 @@ def search_answer(run: SearchRun, store: StudyStore) -> tuple[Mapping[str, objec
     return frontier_json(answer) if answer else {}, unconfirmed
 
 
-def views_of(store: StudyStore) -> list[TrialView]:
-    """The trials of the study."""
-    return trial_views(store.study.get_trials(deepcopy=False), store.objectives)
-
-
 def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Observer]:
     """The observers that record the search elsewhere: in Weights & Biases."""
     plan = run.plan
     observers: list[Observer] = []
     if plan.wandb != "disabled":
-        run.wandb = wandb_log.WandbObserver(plan.wandb, store.study.study_name, plan.folder)
+        run.wandb = wandb_log.WandbObserver(plan.wandb, store.study.study_name, plan.folder, plan.objectives)
         stack.callback(run.wandb.close)
         observers.append(run.wandb)
     return observers

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bigbatch.train_loop.progress import WRITE_EVERY_S, StepProgress, read_progress
-from bigbatch.tune.runs.observer import TrialView
+from bigbatch.tune.runs.run import Run
 
 LEAST_SILENCE_S = 60.0
 """A shorter silence is never reported: workers may start, or validate."""
@@ -111,19 +111,19 @@ class SearchWatch:
 
     # An observer, in the driver's thread
 
-    def trial_planned(self, trial: TrialView) -> None:
+    def trial_planned(self, trial: Run) -> None:
         """Begin to watch a trial that is handed to Ray."""
         with suppress(OSError), self._lock:
             self._trials[trial.number] = WatchedTrial(trial.number, time.monotonic())
             self._progress_of(trial.number).write_text("")  # a worker writes only to a file that exists
 
-    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
+    def epoch_ended(self, trial: Run, record: dict[str, object]) -> None:
         """Note that the trial is alive."""
         with self._lock:
             if watched := self._trials.get(trial.number):
                 self._watchdog.heard(watched, time.monotonic(), f"it ended epoch {record['epoch']}")
 
-    def trial_ended(self, trial: TrialView) -> None:
+    def trial_ended(self, trial: Run) -> None:
         """Stop watching the trial and remove its progress file."""
         with self._lock:
             self._trials.pop(trial.number, None)

@@ -263,7 +263,8 @@ class StudyStore:
         """End a trial whose last epoch is in the study, but whose end is not."""
         live = optuna.trial.Trial(self.study, trial._trial_id)
         tables.report_missing(live, trial, self.objectives)
-        verdict.note(live)
+        for name, value in verdict.attrs.items():
+            live.set_user_attr(name, value)
         hours = hours_of_run(self.study, self.ledger, trial.number)
         feasible.note_constraints(live, feasible.excesses(feasible.constraints_of(trial.user_attrs), records, hours))
         self.study.tell(live, values=verdict.values, state=verdict.state)

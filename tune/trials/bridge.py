@@ -56,18 +56,18 @@ class OptunaBridge(TrialManager, Searcher):
     def suggest(self, trial_id: str) -> dict[str, object] | str | None:
         """The next trial for Tune; None while no trial fits or none is due; FINISHED when no more are needed."""
         try:
-            live = self.next_trial(trial_id, lambda: self._room([live.trial.number for live in self._live.values()]))
+            live = self.next_trial(trial_id, lambda: self._room([live.number for live in self._live.values()]))
         except Over:
             return Searcher.FINISHED
         return None if live is None else self._task(trial_id, live)
 
     def _task(self, trial_id: str, live: LiveTrial) -> dict[str, object]:
         """What the trial's processes are handed."""
-        task = replace(self._make_task(live.trial.number, live.config), avoided=tuple(sorted(self._avoided())))
+        task = replace(self._make_task(live.number, live.train_config), avoided=tuple(sorted(self._avoided())))
         self._pause_files[trial_id] = task.pause_file
         self._remove_pause_file(trial_id)  # of a driver that was killed
-        live.view.phase = "starting"
-        self._notify("trial_planned", live.view)
+        live.works = False
+        self._notify("trial_planned", live)
         return task.to_dict()
 
     def observe(self, trial_id: str, result: dict[str, object]) -> bool:
@@ -78,13 +78,11 @@ class OptunaBridge(TrialManager, Searcher):
         live = self._live.get(trial_id)
         if live is None:
             return True
-        self._notes.hear(live.view.number, result)
+        self._notes.hear(live.number, result)
         if line := note_oom_retries(live, json_values.objects(result, HALVINGS)):
             self.say(line)
         if why := result.get(RESTARTED):
-            self.say(
-                f"trial {live.view.number} starts its workers again, from its last checkpoint if it has one: {why}"
-            )
+            self.say(f"trial {live.number} starts its workers again, from its last checkpoint if it has one: {why}")
         nodes = {str(node["node_id"]): str(node["host"]) for node in json_values.objects(result, NODES)}
         for record in json_values.objects(result, RECORDS):
             decision = self.take_in(trial_id, record, nodes)
@@ -132,13 +130,12 @@ def note_oom_retries(live: LiveTrial, reported: Sequence[Mapping[str, object]]) 
 
     Returns a line for the user; "" if the study knows all of them. A resumed trial reports its past ones again.
     """
-    if not reported or list(reported) == live.trial.user_attrs.get(HALVINGS_ATTR):
+    if not reported or list(reported) == live.user_attrs.get(HALVINGS_ATTR):
         return ""
     halvings = [Halving(**values) for values in reported]  # type: ignore[arg-type]
-    live.config = live.view.config = config_after_oom(live.config, halvings)
-    live.trial.set_user_attr("config", live.config.to_dict())
-    live.trial.set_user_attr(HALVINGS_ATTR, list(reported))
-    return f"trial {live.view.number}: {halvings[-1]}"
+    config = config_after_oom(live.train_config, halvings)
+    live.note({"config": config.to_dict(), HALVINGS_ATTR: list(reported)})
+    return f"trial {live.number}: {halvings[-1]}"
 
 
 class Notes:

@@ -7,19 +7,17 @@ the one of a driver that is alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.search_spaces.trial import Constraint
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.budget.ledger import Ledger
 from bigbatch.tune.runs import retry
-from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.runs.run import EPOCH_ATTR, count_ended
+from bigbatch.tune.runs.run import EPOCH_ATTR, Run, count_ended
 from bigbatch.tune.runs.tables import epoch_of
 from bigbatch.tune.storage.journal_file import Disk
 
@@ -70,33 +68,44 @@ class ClusterNodes(Protocol):
 
 
 @dataclass
-class LiveTrial:
-    """A trial that has begun and has not ended."""
+class LiveTrial(Run):
+    """A run that has begun here and has not ended: what the study has of it, and what only its manager knows."""
 
-    trial: optuna.trial.Trial
-    view: TrialView
-    config: TrainConfig
-    started: float
-    """By the manager's clock."""
-    constraints: Sequence[Constraint] = ()
+    trial: optuna.trial.Trial = field(kw_only=True)
+    """By which the study is written."""
+    chain: Sequence[FrozenTrial] = ()
+    """The trial itself and those that it goes on with; see ``trials_of_run``."""
+    works: bool = True
+    """Whether its workers run; else they only start."""
     waiting_for_first: bool = True
     """Whether no epoch has ended since the trial was started."""
     pausing: bool = False
     """Whether the strategy has paused it. Its processes still write their checkpoint."""
-    per_gpu: int = 1
-    """The trials that share its GPU, with itself."""
-    run: Sequence[FrozenTrial] = ()
-    """The trial itself and those whose run it goes on with; see ``trials_of_run``."""
-    reported: int = 0
-    """The last epoch whose value the study has."""
-    unrecorded: list[dict[str, object]] = field(default_factory=list)
-    """Records that the study does not have yet: the strategy's decision on their epoch is not carried out yet."""
+    unrecorded: dict[str, object] = field(default_factory=dict)
+    """Attributes with records that the study does not have yet: the strategy's decision on their epoch is not carried
+    out yet."""
+
+    @property
+    def train_config(self) -> TrainConfig:
+        """What it trains."""
+        return TrainConfig.from_dict(dict(self.config))
+
+    def note(self, attrs: Mapping[str, object]) -> None:
+        """Write user attributes to the study."""
+        for name, value in attrs.items():
+            self.trial.set_user_attr(name, value)
+        self.user_attrs |= attrs
+
+    def take_in(self, record: dict[str, object]) -> None:
+        """Add the record of an epoch. The study gets it with ``record_epochs``."""
+        new = {f"{EPOCH_ATTR}{epoch_of(record):05d}": record}
+        self.user_attrs |= new
+        self.unrecorded |= new
 
     def record_epochs(self) -> None:
         """Write the records that the study does not have yet."""
-        for record in self.unrecorded:
-            self.trial.set_user_attr(f"{EPOCH_ATTR}{epoch_of(record):05d}", record)
-        self.unrecorded = []
+        self.note(self.unrecorded)
+        self.unrecorded = {}
 
 
 class Over(Exception):

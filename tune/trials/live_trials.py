@@ -6,18 +6,28 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import optuna
 from optuna.trial import TrialState
 
 from bigbatch.base import json_values
 from bigbatch.base.waits import AFTER_TRIALS_S, LEAST_WAIT_S, MOST_WAIT_S
+from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.errors import FailureKind, in_one_line
 from bigbatch.train_loop.progress import StepProgress
+from bigbatch.tune.runs.feasible import constraints_of
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import Observer, tell
 from bigbatch.tune.runs.retry import run_hours
-from bigbatch.tune.runs.run import DIVERGED_ATTR, epoch_records, epochs_before
+from bigbatch.tune.runs.run import (
+    DIVERGED_ATTR,
+    devices_of,
+    epoch_records,
+    epochs_before,
+    planned_epochs,
+    search_trials,
+)
 from bigbatch.tune.runs.tables import EPOCH_PARTS
 from bigbatch.tune.runs.verdict import Verdict, verdict_on
 from bigbatch.tune.trials.admission import Admission
@@ -165,18 +175,17 @@ class LiveTrials:
     def runs(self, number: int, steps: StepProgress | None = None) -> None:
         """Note that a trial's worker runs, and its position ``steps``."""
         for live in self._live.values():
-            if live.view.number == number:
-                news, live.view.phase = live.view.phase != "running", "running"
-                live.view.steps = steps or live.view.steps
+            if live.number == number:
+                news, live.works = not live.works, True
                 if news:
-                    self._notify("trial_started", live.view)
+                    self._notify("trial_started", live)
                 if steps is not None:
-                    self._notify("steps_done", live.view)
+                    self._notify("steps_done", live, steps)
 
     def stop_wait_s(self) -> float:
         """How long the running trials may take to stop by themselves."""
         trials = self._study.get_trials(deepcopy=False)
-        return stop_wait_s([item.view.records for item in self._live.values()], map(epoch_records, trials))
+        return stop_wait_s([live.records for live in self._live.values()], map(epoch_records, trials))
 
     def _epochs_done(self, trial: optuna.trial.Trial) -> int:
         """How many epochs of a trial that is about to begin are already trained."""
@@ -191,7 +200,7 @@ class LiveTrials:
     @property
     def at_work(self) -> int:
         """The number of trials that train: those that only start have nothing yet that could be lost."""
-        return sum(live.view.phase == "running" for live in self._live.values())
+        return sum(live.works for live in self._live.values())
 
     @property
     def finished(self) -> int:
@@ -204,34 +213,35 @@ class LiveTrials:
         if live is None or self._shared.holds(live.trial):
             return live
         del self._live[trial_id]
-        self._store.ledger.end(live.trial.number)
-        self._admission.ends(live.trial.number)
+        self._store.ledger.end(live.number)
+        self._admission.ends(live.number)
         self._end(live, TrialState.WAITING, TAKEN_OVER)
         return None
 
     def _verdict(self, live: LiveTrial, returned: bool = False) -> Verdict | None:
         """How the trial ends with the epoch that it has just reported; None if it goes on."""
         return verdict_on(
-            live.view.records,
-            epochs=live.view.epochs,
+            live.records,
+            epochs=planned_epochs(live) or 0,
             objectives=self._objectives,
-            constraints=live.constraints,
-            gpu_hours=run_hours(self._store.ledger, live.run),
-            devices=self.workers / live.per_gpu,
+            constraints=constraints_of(live.user_attrs),
+            gpu_hours=run_hours(self._store.ledger, live.chain),
+            devices=devices_of(live),
             returned=returned,
         )
 
     def _note_cost(self, live: LiveTrial) -> float:
         """Note the trial's device hours in the study. Returns those of its whole run."""
-        number = live.trial.number
-        self._store.ledger.end(number)
-        self._admission.ends(number)
-        live.trial.set_user_attr("gpu_hours", self._store.ledger.trial_s(number) / 3600)
-        return run_hours(self._store.ledger, live.run)
+        self._store.ledger.end(live.number)
+        self._admission.ends(live.number)
+        live.note({"gpu_hours": self._store.ledger.trial_s(live.number) / 3600})
+        return run_hours(self._store.ledger, live.chain)
 
     def _end(self, live: LiveTrial, state: TrialState, because: str) -> None:
-        live.view.state, live.view.ended_because = state.name, because
-        self._notify("trial_ended", live.view)
+        """Tell the observers. A trial that waits in the study has its reason from here alone."""
+        live.state, live.datetime_complete = State(state), datetime.now()
+        live.user_attrs["ended_because"] = because
+        self._notify("trial_ended", live)
 
     def put_back(self, trial_id: str, because: str = "interrupted; --resume continues it") -> None:
         """Let a trial wait in the study. The next driver continues it from its last checkpoint."""
@@ -253,7 +263,7 @@ class LiveTrials:
     @property
     def _searching(self) -> int:
         """The number of live trials that are no confirmations, in all drivers."""
-        return sum(live.view.confirms is None for live in self._live.values()) + self._shared.elsewhere()
+        return len(search_trials(self._live.values())) + self._shared.elsewhere()
 
     def _refresh(self) -> None:
         """Rewrite the tables. A full disk does not end the search, because the tables can be made again."""

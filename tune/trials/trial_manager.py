@@ -26,9 +26,8 @@ from bigbatch.tune.runs import retry
 from bigbatch.tune.runs import run as trial_facts
 from bigbatch.tune.runs.feasible import constraints_of, excesses, note_constraints, why_infeasible
 from bigbatch.tune.runs.objectives import Objectives
-from bigbatch.tune.runs.observer import Observer, TrialView
+from bigbatch.tune.runs.observer import Observer
 from bigbatch.tune.runs.run import (
-    CONFIRMS_ATTR,
     CONTINUES_ATTR,
     DIED_ATTR,
     PAUSED_ATTR,
@@ -36,7 +35,9 @@ from bigbatch.tune.runs.run import (
     STOPPED_ATTR,
     TRIALS_PER_GPU_ATTR,
     WORKERS_ATTR,
-    epoch_records,
+    Kind,
+    devices_of,
+    trials_per_gpu_of,
 )
 from bigbatch.tune.runs.tables import epoch_of, report, report_missing, with_record
 from bigbatch.tune.runs.verdict import Verdict, paused, said_of, stopped
@@ -272,24 +273,20 @@ class TrialManager(LiveTrials):
 
     def _start(self, trial_id: str, trial: optuna.trial.Trial, config: TrainConfig) -> LiveTrial:
         frozen = self._study._storage.get_trial(trial._trial_id)
-        attrs, records = frozen.user_attrs, epoch_records(frozen)
         report_missing(trial, frozen, self._objectives)
-        trial.set_user_attr("config", config.to_dict())
-        attempts = attrs.get("attempts", 0) + 1
-        trial.set_user_attr("attempts", attempts)
-        trial.set_user_attr("ray_trial_id", trial_id)
-        trial.set_user_attr(WORKERS_ATTR, self.workers)
-        view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
-        view.objectives = self._objectives
-        view.retries, view.continues = attrs.get(trial_facts.RETRIES_ATTR), attrs.get(CONTINUES_ATTR)
-        view.confirms = attrs.get(CONFIRMS_ATTR)
-        live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock(), constraints_of(attrs))
-        live.run = trial_facts.trials_of_run(self._study.get_trials(deepcopy=False), trial.number)
-        live.reported = max(frozen.intermediate_values, default=0)
-        live.per_gpu = self._sharing() if self._sharing else 1
-        if live.per_gpu > 1 or TRIALS_PER_GPU_ATTR in attrs:
-            trial.set_user_attr(TRIALS_PER_GPU_ATTR, live.per_gpu)
-        self._store.ledger.begin(trial.number, self.workers / live.per_gpu)
+        live = self._live[trial_id] = LiveTrial(**vars(trial_facts.Run.of(frozen)), trial=trial)
+        live.chain = trial_facts.trials_of_run(self._study.get_trials(deepcopy=False), trial.number)
+        per_gpu = self._sharing() if self._sharing else 1
+        live.note(
+            {
+                "config": config.to_dict(),
+                "attempts": frozen.user_attrs.get("attempts", 0) + 1,
+                "ray_trial_id": trial_id,
+                WORKERS_ATTR: self.workers,
+                **({TRIALS_PER_GPU_ATTR: per_gpu} if per_gpu > 1 or TRIALS_PER_GPU_ATTR in frozen.user_attrs else {}),
+            }
+        )
+        self._store.ledger.begin(trial.number, devices_of(live))
         self._admission.begins(trial.number, config, self._epochs_done(trial))
         return live
 
@@ -304,18 +301,17 @@ class TrialManager(LiveTrials):
         if (live := self._held(trial_id)) is None:
             return TrialDecision.STOP
         epoch = epoch_of(record)
-        if epoch <= live.view.epoch:
+        if epoch <= live.epochs:
             return TrialDecision.GO_ON
-        self.runs(live.view.number)
+        self.runs(live.number)
         live.waiting_for_first = False
-        if epoch > live.reported:  # else an earlier driver was killed between this and the record
+        if epoch > max(live.intermediate_values, default=0):  # else an earlier driver was killed before the record
             report(live.trial, record, self._objectives)
-        live.view.records.append(record)
-        live.unrecorded.append(record)
-        self._admission.epoch_ended(live.view.number, record)
-        self._notify("epoch_ended", live.view, record)
-        for node, row in self._failing_nodes.epoch_ended(live.view.number, nodes):
-            self._give_up(node, row, live.view.number)
+        live.take_in(record)
+        self._admission.epoch_ended(live.number, record)
+        self._notify("epoch_ended", live, record)
+        for node, row in self._failing_nodes.epoch_ended(live.number, nodes):
+            self._give_up(node, row, live.number)
         if verdict := self._verdict(live):
             self._tell(trial_id, verdict)
             return TrialDecision.STOP
@@ -331,16 +327,16 @@ class TrialManager(LiveTrials):
         """
         if live.pausing:
             return TrialDecision.PAUSE
-        if live.view.confirms is not None:
+        if live.kind == Kind.CONFIRMATION:
             return TrialDecision.GO_ON
         epoch = epoch_of(record)
         trial = with_record(self._study._storage.get_trial(live.trial._trial_id), record)
         decision = self._strategy.look(self._study, trial, epoch)
         if decision == TrialDecision.STOP:
-            live.trial.set_user_attr(STOPPED_ATTR, epoch)
+            live.note({STOPPED_ATTR: epoch})
             self._tell(trial_id, stopped(epoch))
         elif decision == TrialDecision.PAUSE:
-            live.pausing = self._admission.may_pause(self._study, live.trial, live.config)
+            live.pausing = self._admission.may_pause(self._study, live.trial, live.train_config)
             return TrialDecision.PAUSE if live.pausing else TrialDecision.GO_ON
         return decision
 
@@ -370,16 +366,17 @@ class TrialManager(LiveTrials):
         if (live := self._held(trial_id)) is None:
             return
         if live.pausing:
-            epoch = live.view.epoch
-            live.trial.set_user_attr(PAUSED_ATTR, epoch)
-            live.view.paused = True
-            self._tell(trial_id, paused(epoch))
+            live.note({PAUSED_ATTR: live.epochs})
+            self._tell(trial_id, paused(live.epochs))
         elif self.stopping or self._ending():
             self.put_back(trial_id)
-        elif live.config.trainable.name and live.view.records and (verdict := self._verdict(live, returned=True)):
+        elif (
+            (own := bool(live.train_config.trainable.name))
+            and live.epochs
+            and (verdict := self._verdict(live, returned=True))
+        ):
             self._tell(trial_id, verdict)
         else:
-            own = bool(live.config.trainable.name)
             self.fail(trial_id, "ended without its last epoch", FailureKind.OWN_CODE if own else FailureKind.PROCESS)
 
     def fail(
@@ -403,36 +400,36 @@ class TrialManager(LiveTrials):
             self._store.disk.full = self._store.disk.full or because.rpartition(f"{NO_ROOM}: ")[2]
         elif self.stopping or self._ending():
             self.put_back(trial_id, f"failed while the search was stopping; --resume continues it ({because})")
-        elif self._sharing and kind == FailureKind.DEVICE_MEMORY and live.per_gpu > 1:
-            self._sharing.lacked_memory(live.per_gpu)
+        elif self._sharing and kind == FailureKind.DEVICE_MEMORY and (per_gpu := trials_per_gpu_of(live)) > 1:
+            self._sharing.lacked_memory(per_gpu)
             self.put_back(trial_id, f"is repeated with more of a GPU's memory ({in_one_line(because)})")
         elif node and live.waiting_for_first and self._is_suspect(live, node, host, kind, because):
-            live.trial.set_user_attr(DIED_ATTR, live.view.epoch)
+            live.note({DIED_ATTR: live.epochs})
             why = f"so did the {MOST_ON_A_NODE - 1} trials before it, so it is repeated on another node"
             self.put_back(trial_id, f"failed {in_one_line(said)}; {why}")
-        elif kind == FailureKind.PROCESS and live.trial.user_attrs.get(DIED_ATTR) != live.view.epoch:
-            live.trial.set_user_attr(DIED_ATTR, live.view.epoch)
-            goes_on = "continues from its last checkpoint" if live.view.epoch else "begins again"
+        elif kind == FailureKind.PROCESS and live.user_attrs.get(DIED_ATTR) != live.epochs:
+            live.note({DIED_ATTR: live.epochs})
+            goes_on = "continues from its last checkpoint" if live.epochs else "begins again"
             self.put_back(trial_id, f"its processes failed; it {goes_on} ({in_one_line(said)})")
         else:
-            self._failing_nodes.settled(live.view.number, node)
+            self._failing_nodes.settled(live.number, node)
             self._tell(trial_id, Verdict(TrialState.FAIL, because, failure=kind, host=shown))
 
     def _is_suspect(self, live: LiveTrial, node: str, host: str, kind: FailureKind, because: str) -> bool:
         """Whether a node on which the trial has failed is one to avoid."""
-        self._failing_nodes.failed(live.view.number, node, host, kind, because)
+        self._failing_nodes.failed(live.number, node, host, kind, because)
         return node in self._avoided()
 
     def _tell(self, trial_id: str, verdict: Verdict) -> None:
         live = self._live.pop(trial_id)
         live.record_epochs()  # first: Optuna changes no trial that has ended
         hours = self._note_cost(live)
-        verdict.note(live.trial)
-        note_constraints(live.trial, excesses(live.constraints, live.view.records, hours))
+        live.note(verdict.attrs)
+        note_constraints(live.trial, excesses(constraints_of(live.user_attrs), live.records, hours))
         self._study.tell(live.trial, values=verdict.values, state=verdict.state)
-        live.view.values = verdict.values or ()
-        self._finished += live.view.confirms is None
+        live.values = list(verdict.values or ())
+        self._finished += live.kind != Kind.CONFIRMATION
         self._end(live, verdict.state, verdict.said)
-        others = self._failing_nodes.spare(self._nodes) or any(other.view.records for other in self._live.values())
-        self.fatal = self.fatal or self._failures.after(verdict, live.trial.user_attrs, self._finished, others)
+        others = self._failing_nodes.spare(self._nodes) or any(other.epochs for other in self._live.values())
+        self.fatal = self.fatal or self._failures.after(verdict, live.user_attrs, self._finished, others)
         self._refresh()

@@ -2,13 +2,13 @@
 
 import io
 import math
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import BatchConfig, OptimizerConfig, TrainConfig
 from bigbatch.tune.budget.ledger import DeviceSeconds
@@ -25,14 +25,16 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.runs.objective import UNREACHED_H
-from bigbatch.tune.runs.observer import TrialView
+from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.run import Run
+from helpers.recorded_studies import recorded_run
 
 
-def view(number: int, values: list[float], state: str = "RUNNING", seconds: float = 10.0) -> TrialView:
+def view(number: int, values: list[float], state: str = "RUNNING", seconds: float = 10.0) -> Run:
     config = TrainConfig(epochs=4, optimizer=OptimizerConfig(name="lars", peak_lr=3.25))
-    records: list[dict[str, object]]
     records = [{"epoch": e, "val_top1": v, "train_loss": 1.0, "learning_rate": 0.5} for e, v in enumerate(values, 1)]
-    return TrialView(number, {}, config, state, records, "because", time.time() - seconds)
+    ends = values[-1:] if state == "COMPLETE" else []
+    return recorded_run(number, config, records, state, seconds=seconds, values=ends)
 
 
 def rendered(display: LiveTable) -> str:
@@ -97,9 +99,8 @@ def test_own_parameters_are_shown_in_table_and_findings(tmp_path):
     trials = []
     for number, value in enumerate((0.9, 0.89)):
         config = plan.space(StandInTrial(None, fixed=params), plan.workload)
-        records: list[dict[str, object]]
         records = [{"epoch": 12, "val_top1": value, "train_loss": 1.0, "learning_rate": 0.5}]
-        trials.append(TrialView(number, params, config, "COMPLETE", records))
+        trials.append(recorded_run(number, config, records, "COMPLETE", params=params, values=[value]))
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(trial_table(SearchProgress(2, 1, {0: trials[0]}, True), 200))
     table = console.export_text().splitlines()
@@ -129,7 +130,7 @@ def test_the_plan_of_a_space_that_searches_networks_names_no_other(tmp_path, nam
 def test_the_findings_of_a_search_that_was_stopped_count_every_trial_once(tmp_path):
     plan = make_plan(SearchOptions(space="smoke", output=str(tmp_path)))
     states = ("COMPLETE", "PRUNED", "FAIL", "WAITING", "WAITING")
-    trials = [TrialView(n, {}, TrainConfig(), state, []) for n, state in enumerate(states)]
+    trials = [recorded_run(n, TrainConfig(), (), state, values=[0.5]) for n, state in enumerate(states)]
     console = Console(width=200, record=True, file=io.StringIO())
     print_findings(plan, trials, 1.0, DeviceSeconds(), console)
     assert "1 of 5 trials ran to their end, 1 stopped early, 1 failed, 2 interrupted; 0:01" in console.export_text()
@@ -140,16 +141,17 @@ def test_the_findings_of_a_search_that_was_stopped_count_every_trial_once(tmp_pa
 BATCHES = FrontierPlan("global_batch_size", (128, 256, 1024))
 
 
-def ended(number: int, batch: int, value: float, state: str = "COMPLETE") -> TrialView:
-    records: list[dict[str, object]] = [{"epoch": 1, "val_top1": value}]
-    return TrialView(number, {"global_batch_size": batch}, TrainConfig(epochs=1), state, records, "because")
+def ended(number: int, batch: int, value: float, state: str = "COMPLETE") -> Run:
+    params, records = {"global_batch_size": batch}, [{"epoch": 1, "val_top1": value}]
+    return recorded_run(number, TrainConfig(epochs=1), records, state, params=params, values=[value])
 
 
 def test_each_batch_has_its_best_finished_trial() -> None:
     confirmation = ended(4, 256, 0.99)
-    confirmation.confirms = 1
+    confirmation.user_attrs["confirms"] = 1
     trials = [ended(0, 128, 0.9), ended(1, 256, 0.8), ended(2, 128, 0.95), ended(3, 1024, 0.97, "PRUNED"), confirmation]
-    assert best_by_value(trials, BATCHES) == "best by batch: 128 95.0 % · 256 80.0 % · 1,024 –"
+    ranked = SearchProgress(9, 1, {trial.number: trial for trial in trials}).ranked
+    assert best_by_value(ranked, BATCHES, Objectives().first) == "best by batch: 128 95.0 % · 256 80.0 % · 1,024 –"
 
 
 def test_the_live_display_has_the_line_from_the_beginning_and_keeps_its_height() -> None:
@@ -181,13 +183,11 @@ def told(tmp_path: Path, objective: str) -> str:
     plan = make_plan(SearchOptions(space="smoke", output=str(tmp_path), **{key: objective}))  # type: ignore[arg-type]
     trials = []
     for number, values in enumerate(ENDS[objective]):
-        records: list[dict[str, object]] = [{"epoch": 2, "val_top1": 0.75, "val_loss": values[0]}]
-        view = TrialView(number, {"lr_multiplier": 1.0}, TrainConfig(epochs=2), "COMPLETE", records, "because")
-        view.objectives, view.values = plan.objectives, tuple(values)
-        trials.append(view)
-    bad = TrialView(3, {}, TrainConfig(epochs=2), "PRUNED", [], "infeasible after epoch 1: peak memory is 3.00 GiB, …")
-    bad.objectives = plan.objectives
-    trials.append(bad)
+        records = [{"epoch": 2, "val_top1": 0.75, "val_loss": values[0]}]
+        params = {"lr_multiplier": 1.0}
+        trials.append(recorded_run(number, TrainConfig(epochs=2), records, "COMPLETE", params=params, values=values))
+    because = "infeasible after epoch 1: peak memory is 3.00 GiB, …"
+    trials.append(recorded_run(3, TrainConfig(epochs=2), (), "PRUNED", because))
     out = io.StringIO()
     console = Console(file=out, width=160)
     print_plan(plan, console)
@@ -240,15 +240,15 @@ def test_plan_and_findings_follow_the_objective(tmp_path, objective, said, not_s
 def test_a_search_without_a_feasible_trial_says_so_in_words_of_its_own(tmp_path, options):
     plan = make_plan(SearchOptions(space="smoke", output=str(tmp_path), **options))
     because = "infeasible after epoch 1: epoch time is 70 s, allowed is at most 60 s"
-    trials = [TrialView(n, {}, TrainConfig(epochs=2), "PRUNED", [], because) for n in range(3)]
+    trials = [recorded_run(n, TrainConfig(epochs=2), (), "PRUNED", because) for n in range(3)]
     what = "the Pareto front is empty" if options else "there is no best trial"
     assert why_nothing(plan, trials) == (
         f"{what}: none of the 3 trials meets the constraints of the space ({because}). Loosen them, or widen the space."
     )
-    trials[0].continued_by, trials[1].state = 2, "FAIL"
+    trials[2].user_attrs["continues"], trials[1].state = 0, State.FAIL
     assert why_nothing(plan, trials) == f"{what}: no trial ran to its end (1 failed, 1 infeasible)."
     for trial in trials:
-        trial.state = "FAIL"
+        trial.state = State.FAIL
     words = f"{what}: no trial ran to its end (2 failed)."
     assert why_nothing(plan, trials) == (words if options else ""), "with one objective, the logs say why"
     assert why_nothing(plan, []) == (f"{what}: no trial ran to its end." if options else "")
@@ -258,7 +258,7 @@ def test_a_narrow_terminal_shows_fewer_settings_and_whole_numbers():
     optimizer = OptimizerConfig(name="adamw", peak_lr=0.000123, weight_decay=1.5e-5)
     config = TrainConfig(epochs=100, label_smoothing=0.12, batch=BatchConfig(32768), optimizer=optimizer)
     for width in (60, 80, 100, 130):
-        trial = TrialView(1234, {}, config, "WAITING", [{"epoch": 100, "val_top1": 1.0}], None, time.time() - 36000)
+        trial = recorded_run(1234, config, [{"epoch": 100, "val_top1": 1.0}], "WAITING", seconds=36000)
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(trial_table(SearchProgress(1, 1, {1234: trial}), width))
         text = console.export_text()

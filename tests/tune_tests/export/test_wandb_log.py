@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.commands.wandb_sync import wandb_sync_main
 from bigbatch.tune.export.wandb_log import WandbObserver
-from bigbatch.tune.runs.observer import TrialView
-from helpers.recorded_studies import epoch_record
+from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.run import Run
+from helpers.recorded_studies import epoch_record, recorded_run
 from helpers.waiting import wait_until
 from helpers.wandb_server import WandbServer
 
@@ -21,9 +23,9 @@ def sent(server: WandbServer, folder: Path, name: str, lines: int) -> list[dict]
     return server.runs[name].history
 
 
-def begun(observer: WandbObserver, number: int) -> TrialView:
+def begun(observer: WandbObserver, number: int) -> Run:
     """It was interrupted after its first epoch: the new file begins with that."""
-    trial = TrialView(number, {"rate": 0.5}, TrainConfig(epochs=3), records=[epoch_record(1, 0.1)])
+    trial = recorded_run(number, TrainConfig(epochs=3), [epoch_record(1, 0.1)], params={"rate": 0.5})
     observer.trial_started(trial)
     return trial
 
@@ -31,12 +33,12 @@ def begun(observer: WandbObserver, number: int) -> TrialView:
 def test_the_offline_files_have_all_epochs_and_the_first_one_the_packages_for_all(
     tmp_path: Path, server: WandbServer
 ) -> None:
-    observer = WandbObserver("offline", "s", tmp_path)
+    observer = WandbObserver("offline", "s", tmp_path, Objectives())
     for number in range(2):
         trial = begun(observer, number)
         for epoch in (2, 3):
             observer.epoch_ended(trial, epoch_record(epoch, epoch / 10))
-        trial.state = "COMPLETE"
+        trial.state = State.COMPLETE
         observer.trial_ended(trial)
     for number in range(2):
         history = {row["epoch"]: row for row in sent(server, tmp_path, f"s-000{number}", 3)}

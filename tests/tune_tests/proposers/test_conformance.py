@@ -117,8 +117,8 @@ def test_a_search_cut_off_within_any_proposal_goes_on_alike(strategy, stopping, 
         assert cut.system_attrs.keys() <= {"fixed_params"}
         # The other slot's trial begins again first, as it had begun first.
         alone = search.manager.next_trial("A")
-        again = alone if alone is not None and alone.view.number == cut.number else search.manager.next_trial("B")
-        assert again is not None and again.view.number == cut.number
+        again = alone if alone is not None and alone.number == cut.number else search.manager.next_trial("B")
+        assert again is not None and again.number == cut.number
         assert search.trials[cut.number].params == whole.trials[cut.number].params
         search.store.close()
 

@@ -21,12 +21,11 @@ from bigbatch.tune.console.findings import print_findings
 from bigbatch.tune.console.frontier_table import frontier_lines
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.runs.frontier import FrontierFacts, counted_trials, frontier_of
+from bigbatch.tune.runs.frontier import FrontierFacts, frontier_of
 from bigbatch.tune.runs.learned import CHOSEN
 from bigbatch.tune.runs.objective import POINTS, Tolerance
-from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.reported import Examples
-from bigbatch.tune.runs.run import CONFIRMS_ATTR, CONTINUES_ATTR, DIVERGED_ATTR, EPOCH_ATTR, PAUSED_ATTR
+from bigbatch.tune.runs.run import CONFIRMS_ATTR, CONTINUES_ATTR, DIVERGED_ATTR, EPOCH_ATTR, PAUSED_ATTR, counted_trials
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, config_file, frontier_json
 from bigbatch.tune.storage.store import StudyStore
 from helpers.lone_studies import new_study
@@ -209,9 +208,8 @@ def test_the_findings_follow_the_answer(tmp_path):
         finish(store.study, batch, value)
     store.refresh(force=True)
     out = io.StringIO()
-    views = trial_views(store.study.trials)
     found = json.loads((store.folder / FRONTIER_FILE).read_text())
-    print_findings(plan, views, 1.0, DeviceSeconds(), Console(file=out, width=200), found)
+    print_findings(plan, store.study.trials, 1.0, DeviceSeconds(), Console(file=out, width=200), found)
     text = out.getvalue()
     assert "The answer is batch 512 (trial 1): validation top-1 99.8 %" in text
     assert text.count("onfirmed with fresh seeds") == 1

@@ -18,18 +18,19 @@ from bigbatch.cluster.host.optuna_journal import read_journal
 from bigbatch.cluster.job import options
 from bigbatch.command import main
 from bigbatch.tune.runs import retry
-from bigbatch.tune.runs.observer import ended_trials, trial_views
 from bigbatch.tune.runs.run import (
     AnyTrial,
     Kind,
     Run,
     Runs,
+    begun,
     confirmed_by,
     count_ended,
     earlier_of,
     kind_of,
     of_kind,
     replaced_trials,
+    retried_trials,
     search_trials,
     trials_of_run,
 )
@@ -115,9 +116,9 @@ def test_a_failed_trial_is_tried_again_with_its_parameters_and_checkpoint_and_co
         assert number != 4 or latest.read_text() == "b"
         assert not run_out(bridge, name, [0.6, 0.7, 0.8, 0.9])
     assert bridge.finished == 3 and bridge.suggest("x") == Searcher.FINISHED
-    found = trial_views(store.study.trials)
-    assert len(ended_trials(found)) == 3 and [v.retried_by for v in found] == [None, 4, 5, None, None]
-    assert [v.retries for v in found] == [None, None, None, 1, 3]
+    trials = store.study.trials
+    assert count_ended(trials) == 3 and retried_trials(trials) == {1: 4, 3: 5}
+    assert [earlier_of(t) for t in begun(trials)] == [None, None, None, 1, 3]
     store.refresh(force=True)
     rows = pq.read_table(store.folder / "trials.parquet").to_pylist()
     assert [r["retries"] for r in rows] == [None, None, None, 1, 3]

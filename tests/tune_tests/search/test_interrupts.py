@@ -26,10 +26,8 @@ def test_ctrl_c_is_acknowledged_and_another_ends_at_once(capfd: pytest.CaptureFi
 def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_done(tmp_path, capsys, planned, code):
     from rich.console import Console
 
-    from bigbatch.train_loop.config import TrainConfig
     from bigbatch.tune.plan.checked_plan import make_plan
     from bigbatch.tune.plan.options import SearchOptions
-    from bigbatch.tune.runs.observer import TrialView
     from bigbatch.tune.search.driver import end_search
     from bigbatch.tune.search.interrupts import StopRequest
     from bigbatch.tune.search.running import SearchRun
@@ -39,8 +37,7 @@ def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_do
     store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
     stop.set("interrupted", signal.SIGINT)
     store.study.add_trial(optuna.trial.create_trial(value=0.5))
-    ended = [TrialView(0, {}, TrainConfig(), state="COMPLETE")]
-    assert end_search(SearchRun(plan), ended, stop, Console(), store) == code
+    assert end_search(SearchRun(plan), stop, Console(), store) == code
     store.close()
     assert ("--resume" in capsys.readouterr().out) == (code == 130)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.progress import ProgressFile, StepProgress, progress_file
 from bigbatch.tune.console.display import LiveTable, PlainLines, SearchProgress
-from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search.watch_thread import HANDED, SearchWatch, Watchdog, WatchedTrial
+from helpers.recorded_studies import recorded_run
 
 
 class Run:
@@ -53,10 +53,6 @@ def test_silence_is_news_after_three_times_the_longest_pause():
     assert run.said[0][1] == "trial 0 has not reported for 2:30; last report: epoch 2: step 410 of 1251, 980 images/s"
 
 
-def view(number: int, phase: str = "starting") -> TrialView:
-    return TrialView(number, {}, TrainConfig(epochs=4), phase=phase)  # type: ignore[arg-type]
-
-
 def test_a_note_stays_above_the_table_while_trials_are_shown() -> None:
     """Such as where Ray's dashboard is. A line of the watchdog is there until it is out of date."""
     from rich.console import Console
@@ -78,7 +74,7 @@ def test_the_watch_finds_who_runs_and_leaves_no_file(tmp_path: Path):
     files = {n: progress_file(tmp_path / f"trial-{n}.log") for n in range(3)}
     watch = SearchWatch(lambda *run: calls.append(run), files.__getitem__, [])
     for number in range(3):
-        watch.trial_planned(view(number))
+        watch.trial_planned(recorded_run(number, TrainConfig()))
     watch.look()
     watch.tick()
     assert calls == []
@@ -88,5 +84,5 @@ def test_the_watch_finds_who_runs_and_leaves_no_file(tmp_path: Path):
     watch.tick()
     assert calls == [(0, StepProgress())]
     for number in range(3):
-        watch.trial_ended(view(number))
+        watch.trial_ended(recorded_run(number, TrainConfig()))
     assert list(tmp_path.iterdir()) == []

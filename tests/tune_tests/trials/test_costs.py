@@ -11,8 +11,7 @@ from bigbatch.tune.budget.budget import NO_ROOM_IN_BUDGET, Budget, Limits
 from bigbatch.tune.budget.pace import Pace
 from bigbatch.tune.models.protocol import TrialDecision
 from bigbatch.tune.runs import retry
-from bigbatch.tune.runs.observer import trial_views
-from bigbatch.tune.runs.run import PAUSED_ATTR, trials_of_run
+from bigbatch.tune.runs.run import PAUSED_ATTR, begun, trials_of_run
 from bigbatch.tune.trials.admission import Admission, Deadline, end_of_allocation
 from bigbatch.tune.trials.live_trials import LEAST_WAIT_S, MOST_WAIT_S, UNMEASURED_WAIT_S, longest_gap_s, stop_wait_s
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen, run_out
@@ -135,7 +134,7 @@ def test_a_trial_that_could_not_end_in_time_waits_in_the_study_and_a_larger_budg
     assert bridge.suggest("c") == Searcher.FINISHED and budget.refused == NO_ROOM_IN_BUDGET
     trials = store.study.trials
     assert [t.state for t in trials] == [TrialState.COMPLETE, TrialState.COMPLETE, TrialState.WAITING]
-    assert bridge.finished == 2 and [view.number for view in trial_views(trials)] == [0, 1], "it has not begun"
+    assert bridge.finished == 2 and [trial.number for trial in begun(trials)] == [0, 1], "it has not begun"
     store = reopen(store)
     again = make_bridge(store, trials=9, admission=Admission(budget_of(300.0, clock)))
     again.recover()

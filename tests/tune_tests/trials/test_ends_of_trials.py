@@ -10,9 +10,10 @@ import pytest
 from optuna.trial import TrialState
 
 from bigbatch.search_spaces.registry import load_space
+from bigbatch.tune.console.display import SearchProgress
 from bigbatch.tune.report.page import report_page
 from bigbatch.tune.report.recorded_study import open_recorded
-from bigbatch.tune.runs.observer import trial_views
+from bigbatch.tune.runs.run import Run
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import EPOCHS, make_bridge, record, reopen
 
@@ -58,8 +59,9 @@ def test_a_trial_that_reaches_the_target_is_complete_with_its_hours(tmp_path):
     assert (reached.state, reached.value) == (TrialState.COMPLETE, 1.0)
     assert reached.intermediate_values == pytest.approx({1: 0.1 / 0.7, 2: 0.0}) and missed.intermediate_values[1] == 0.5
     assert store.study.direction == optuna.study.StudyDirection.MINIMIZE and store.study.best_trial.number == 0
-    shown = trial_views(store.study.trials, store.objectives)
-    assert [view.worth for view in shown] == ["70.0 %", "35.0 %"], "a person watches the metric"
+    progress = SearchProgress(2, 1, {}, objectives=store.objectives)
+    shown = [progress.worth(Run.of(trial)) for trial in store.study.trials]
+    assert shown == ["70.0 %", "35.0 %"], "a person watches the metric"
     store.close()
 
 
@@ -80,7 +82,6 @@ def test_a_violated_bound_ends_a_trial_and_the_sampler_sees_by_how_much(store):
     assert slow.constraints == {"epoch_s": 0.5, "memory_bytes": -0.5, "known": -1.0}, "as Optuna's samplers read it"
     best = store.objectives.best(store.study.trials)
     assert best is not None and best.number == good.number, "although it is the worst in accuracy"
-    assert [view.is_infeasible for view in trial_views(store.study.trials)] == [True, True, False]
 
 
 def test_what_the_space_knows_to_be_too_much_is_not_trained(store):
@@ -116,8 +117,8 @@ def test_the_epoch_in_which_a_trial_diverges_is_recorded_as_every_other_one(tmp_
     epochs = pq.read_table(store.folder / "epochs.parquet").to_pylist()
     assert [(one["epoch"], one["train_s"]) for one in epochs] == [(1, 10.0), (2, 20.0)]
     assert math.isnan(epochs[1]["val_loss"])
-    (view,) = trial_views(store.study.trials, store.objectives)
-    assert (view.epoch, view.state) == (2, "FAIL")
+    run = Run.of(store.study.trials[0])
+    assert (run.epochs, run.state) == (2, TrialState.FAIL)
     store.close()
     page = report_page(open_recorded(store.folder))
     assert "diverged" in page and "could not be" not in page

@@ -8,10 +8,8 @@ from optuna.distributions import FloatDistribution, IntDistribution
 
 from bigbatch.search_spaces.trial import SpaceTrial
 from bigbatch.tune.console.findings import refusals_in_words
-from bigbatch.tune.runs.frontier import counted_trials
 from bigbatch.tune.runs.objectives import Objectives
-from bigbatch.tune.runs.observer import trial_views
-from bigbatch.tune.runs.run import count_ended, was_refused
+from bigbatch.tune.runs.run import begun, count_ended, counted_trials, was_refused
 from bigbatch.tune.runs.tables import trials_table
 from bigbatch.tune.trials.trial_manager import MOST_REFUSED
 from helpers.simulated_search import Params, late_share, own_search
@@ -68,7 +66,7 @@ def test_a_refused_configuration_costs_no_trial_and_is_not_listed(tmp_path, spac
     assert search.manager.finished == count_ended(trials) == 20
     assert all(t.params["n"] % 2 == 0 for t in configurations) and all(t.params["n"] % 2 for t in refused)
     assert len(search.said) == len(refused) and all("another one takes its place" in line for line in search.said)
-    shown = {view.number for view in trial_views(trials)}
+    shown = {trial.number for trial in begun(trials)}
     listed = set(trials_table(trials, Objectives()).column("trial").to_pylist())
     counted = {t.number for t in counted_trials(trials)}
     assert not {t.number for t in refused} & (shown | listed | counted)
