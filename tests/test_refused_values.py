@@ -8,8 +8,7 @@ from bigbatch.cluster.job import options
 from bigbatch.command import main
 from bigbatch.train_loop.config import ConfigError, DataConfig, parse_assignments
 from bigbatch.train_loop.data.packing import command as pack_command
-from bigbatch.train_loop.launch import command as train_command
-from bigbatch.train_loop.launch import lr_find
+from bigbatch.train_loop.launch import command as train_command, lr_find
 from bigbatch.tune.plan.arguments import tune_parser
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.scaling.scale_plan import scale_parser

@@ -11,21 +11,30 @@ import enum
 import functools
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from bigbatch.base import json_values
 
 JOURNAL_NAME = "optuna.journal"
 EPOCH_PREFIX = "epoch/"
 """Prefix of the user attributes that hold a trial's epoch records: ``epoch/00001`` …"""
+CONTINUES_ATTR = "continues"
+"""User attribute of a continuation: the number of the paused trial."""
+RETRIES_ATTR = "retries"
+"""User attribute of a retry: the number of the failed trial."""
+CONFIRMS_ATTR = "confirms"
+"""User attribute of a trial that trains a configuration again with another seed: the number of the confirmed trial."""
+REFUSED_ATTR = "refused"
+"""User attribute of a trial that could not begin: True. The space gave no valid configuration, or one of which it knows
+that it violates a constraint. Nothing was trained, so it is none of ``--trials``."""
 _CREATE_STUDY, _DELETE_STUDY, _CREATE_TRIAL, _PARAM, _STATE, _VALUE, _USER_ATTR, _SYSTEM_ATTR = 0, 1, 4, 5, 6, 7, 8, 9
-STATES = frozenset({_CREATE_STUDY, _DELETE_STUDY, _CREATE_TRIAL, _STATE})
-"""The entries that say how trials ended. A long journal takes a tenth of the time with these alone."""
-FACTS = STATES | {_USER_ATTR}
-"""The same, and the user attributes of trials without their epochs."""
+FACTS = frozenset({_CREATE_STUDY, _DELETE_STUDY, _CREATE_TRIAL, _STATE, _USER_ATTR})
+"""The entries that say how trials ended, and the user attributes of trials without their epochs. A long journal takes a
+tenth of the time with these alone."""
 EVERYTHING = FACTS | {_PARAM, _VALUE, _SYSTEM_ATTR}
 _CODE = re.compile(rb'\{"op_code":\s*(\d+)\b')
 _MAXIMIZE = 2
@@ -69,7 +78,35 @@ class StoredTrial:
         return self.values[0] if self.values else None
 
 
+class WithAttrs(Protocol):
+    """A trial of any kind, also one that Optuna lets a driver write."""
+
+    @property
+    def user_attrs(self) -> dict[str, Any]:
+        """What the driver has noted of it."""
+
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
 Trial = TypeVar("Trial", bound=StoredTrial)
+AnyTrial = TypeVar("AnyTrial", bound="FrozenTrial | StoredTrial")
+
+
+def counted_trials(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
+    """One trial for each configuration, as ``--trials`` counts them, whether they have ended or not.
+
+    Failed trials that have a retry do not count, nor do paused trials that were continued, those that were refused
+    before they began, and confirmations.
+    """
+    again = {t.user_attrs.get(name) for t in trials for name in (CONTINUES_ATTR, RETRIES_ATTR)}
+    found = (t for t in trials if t.number not in again and CONFIRMS_ATTR not in t.user_attrs)
+    return [trial for trial in found if not was_refused(trial)]
+
+
+def was_refused(trial: AnyTrial) -> bool:
+    """Whether the trial ended before it began, because its configuration is not one that may be trained."""
+    return bool(trial.user_attrs.get(REFUSED_ATTR)) and trial.state.is_finished()
 
 
 @dataclass
@@ -91,7 +128,7 @@ def read_journal(
 
     Args:
         trial: the class of its trials.
-        wanted: which entries to read: ``STATES``, ``FACTS`` or ``EVERYTHING``.
+        wanted: which entries to read: ``FACTS`` or ``EVERYTHING``.
 
     Raises OSError if the journal is there and cannot be read.
     """

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import PRIVATE, write_json
-from bigbatch.cluster.host.holder import JOB_RECORD as FILE
-from bigbatch.cluster.host.holder import user_name
+from bigbatch.cluster.host.holder import JOB_RECORD as FILE, user_name
 from bigbatch.cluster.host.profiles import InputError
 
 SCHEMA_VERSION = 1

@@ -14,11 +14,12 @@ from bigbatch.base import json_values
 from bigbatch.base.atomic_files import read_json
 from bigbatch.cluster.host.optuna_journal import (
     EPOCH_PREFIX,
+    FACTS,
     JOURNAL_NAME,
-    STATES,
     State,
     StoredStudy,
     StoredTrial,
+    counted_trials,
     read_journal,
 )
 
@@ -36,7 +37,7 @@ class StudyProgress:
     name: str
     planned: int | None
     finished: int = 0
-    """The number of trials that count towards ``planned``: they are complete, were stopped early, or have failed."""
+    """The number of trials that have ended, as ``planned`` counts them: see ``counted_trials``."""
     best: float | None = None
     """Value of the best complete trial, in the study's first objective."""
 
@@ -50,14 +51,15 @@ def read_study_progress(folder: str | Path) -> StudyProgress | None:
     name, planned = str(description["name"]), json_values.whole_number_or_none(description, "trials")
     if not (folder / JOURNAL_NAME).exists():
         noted = read_json(folder / PROGRESS_FILE)  # nothing, if the driver has written none yet
-        ended = sum(json_values.whole_number(noted, state) for state in ("complete", "pruned", "failed"))
-        return StudyProgress(name, planned, ended, json_values.number_or_none(noted, "best"))
+        ended, best = json_values.whole_number(noted, "ended"), json_values.number_or_none(noted, "best")
+        return StudyProgress(name, planned, ended, best)
     found: StoredStudy[StoredTrial] = StoredStudy([])
     with contextlib.suppress(OSError):
-        found = read_journal(folder, name, StoredTrial, STATES) or found
-    done = [trial.value for trial in found.trials if trial.state == State.COMPLETE and trial.value is not None]
+        found = read_journal(folder, name, StoredTrial, FACTS) or found
+    counted = counted_trials(found.trials)
+    done = [trial.value for trial in counted if trial.state == State.COMPLETE and trial.value is not None]
     values = [value for value in done if not math.isnan(value)]
-    finished = sum(trial.state.is_finished() for trial in found.trials)
+    finished = sum(trial.state.is_finished() for trial in counted)
     return StudyProgress(name, planned, finished, _best(values, json_values.text(description, "objective")))
 
 

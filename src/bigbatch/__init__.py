@@ -22,14 +22,9 @@ if sys.version_info < (3, 11):  # noqa: UP036
 
 if TYPE_CHECKING:
     from bigbatch.cluster.submission.batch_script import submit as submit
-    from bigbatch.cluster.submission.queue import cancel as cancel
-    from bigbatch.cluster.submission.queue import logs as logs
-    from bigbatch.cluster.submission.queue import queue as queue
-    from bigbatch.studies import Study as Study
-    from bigbatch.studies import open_study as open_study
-    from bigbatch.studies import search as search
-    from bigbatch.train_loop.config import ConfigError as ConfigError
-    from bigbatch.train_loop.config import TrainConfig as TrainConfig
+    from bigbatch.cluster.submission.queue import cancel as cancel, logs as logs, queue as queue
+    from bigbatch.studies import Study as Study, open_study as open_study, search as search
+    from bigbatch.train_loop.config import ConfigError as ConfigError, TrainConfig as TrainConfig
     from bigbatch.training import train as train
 
 __version__ = "0.2.0"

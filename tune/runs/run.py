@@ -14,10 +14,21 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigbatch.base import json_values
-from bigbatch.cluster.host.optuna_journal import EPOCH_PREFIX, State, StoredTrial
+from bigbatch.cluster.host.optuna_journal import (
+    CONFIRMS_ATTR as CONFIRMS_ATTR,
+    CONTINUES_ATTR as CONTINUES_ATTR,
+    EPOCH_PREFIX,
+    REFUSED_ATTR as REFUSED_ATTR,
+    RETRIES_ATTR as RETRIES_ATTR,
+    State,
+    StoredTrial,
+    WithAttrs,
+    counted_trials as counted_trials,
+    was_refused as was_refused,
+)
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -32,30 +43,15 @@ else:
 OneTrial = TypeVar("OneTrial", bound="AnyTrial")
 
 
-class WithAttrs(Protocol):
-    """A trial of any kind, also one that Optuna lets a driver write."""
-
-    @property
-    def user_attrs(self) -> dict[str, Any]:
-        """What the driver has noted of it."""
-
-
 EPOCH_ATTR = EPOCH_PREFIX
 PAUSED_ATTR = "paused_in_epoch"
 """User attribute of a paused trial: the last epoch that it trained."""
 STOPPED_ATTR = "stopped_in_epoch"
 """User attribute of a trial that its strategy has stopped for good: the epoch. It is written before the study gets the
 trial's end: so the decision is not lost if the driver is killed in between."""
-CONTINUES_ATTR = "continues"
-"""User attribute of a continuation: the number of the paused trial."""
-RETRIES_ATTR = "retries"
-"""User attribute of a retry: the number of the failed trial."""
 DIVERGED_ATTR = "diverged"
 """User attribute of a trial whose loss or validation was not finite: True. Its hyperparameters are the reason. A trial
 that fails otherwise (a lost process, no memory, an unreadable image) does not have it, and says nothing about them."""
-REFUSED_ATTR = "refused"
-"""User attribute of a trial that could not begin: True. The space gave no valid configuration, or one of which it knows
-that it violates a constraint. Nothing was trained, so it is none of ``--trials``."""
 EXHAUSTED_ATTR = "exhausted"
 """User attribute of a study whose sampler has no other configuration: True."""
 ENQUEUED_ATTR = "enqueued"
@@ -71,8 +67,6 @@ HALVINGS_ATTR = "halvings"
 DROPPED_ATTR = "checkpoint_dropped/"
 """Prefix of a study's user attributes, with the number of a paused trial whose checkpoint was removed for room. Such
 a trial cannot be continued. It is the study's attribute, because Optuna does not change a trial that has ended."""
-CONFIRMS_ATTR = "confirms"
-"""User attribute of a trial that trains a configuration again with another seed: the number of the confirmed trial."""
 SEED_ATTR = "confirmation_seed"
 """User attribute of a confirmation: its seed."""
 OWNER_ATTR = "driver"
@@ -245,16 +239,6 @@ def begun(trials: Iterable[OneTrial]) -> list[OneTrial]:
     return [t for t in trials if (t.state != State.WAITING or configuration(t)) and not was_refused(t)]
 
 
-def counted_trials(trials: Sequence[OneTrial]) -> list[OneTrial]:
-    """One trial for each configuration, as ``--trials`` counts them, whether they have ended or not.
-
-    Failed trials that have a retry do not count, nor do paused trials that were continued, those that were refused
-    before they began, and confirmations.
-    """
-    again = replaced_trials(trials)
-    return [t for t in search_trials(trials) if t.number not in again and not was_refused(t)]
-
-
 def count_ended(trials: Sequence[AnyTrial]) -> int:
     """The number of trials that have ended, as ``--trials`` counts."""
     return sum(trial.state.is_finished() for trial in counted_trials(trials))
@@ -309,11 +293,6 @@ def failed_trials(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
     again = retried_trials(trials)
     failed = [t for t in search_trials(trials) if t.state == State.FAIL and not has_diverged(t) and not was_refused(t)]
     return [trial for trial in failed if trial.number not in again]
-
-
-def was_refused(trial: AnyTrial) -> bool:
-    """Whether the trial ended before it began, because its configuration is not one that may be trained."""
-    return bool(trial.user_attrs.get(REFUSED_ATTR)) and trial.state.is_finished()
 
 
 def continued_trials(trials: Sequence[AnyTrial]) -> dict[int, int]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +35,7 @@ from bigbatch.tune.runs.answer import answer_of, leading_trial
 from bigbatch.tune.runs.frontier import FrontierFacts, frontier_facts
 from bigbatch.tune.runs.objectives import PARETO_FILE, Objectives, objectives_of, write_front
 from bigbatch.tune.runs.retry import hours_of_run
-from bigbatch.tune.runs.run import devices_of, epoch_records
+from bigbatch.tune.runs.run import count_ended, devices_of, epoch_records
 from bigbatch.tune.runs.verdict import Verdict, decided, verdict_on
 from bigbatch.tune.storage.description import (
     SCHEMA_VERSION,
@@ -386,9 +385,7 @@ def open_storage(folder: Path, url: str | None, disk: Disk | None = None) -> opt
 def _write_progress(trials: Sequence[optuna.trial.FrozenTrial], folder: Path, objectives: Objectives) -> None:
     """How far a study in a database is, for jobs and the queue, which read no database."""
     best = leading_trial(trials, None, objectives)
-    count = Counter(trial.state.name for trial in trials)
-    facts = {state: count[name] for state, name in (("complete", "COMPLETE"), ("pruned", "PRUNED"), ("failed", "FAIL"))}
-    facts["epochs"] = sum(len(epoch_records(trial)) for trial in trials)
+    facts = {"ended": count_ended(trials), "epochs": sum(len(epoch_records(trial)) for trial in trials)}
     value = best.values[0] if best is not None and best.values else None
     write_json(folder / PROGRESS_FILE, {"schema_version": SCHEMA_VERSION, **facts, "best": value})
 

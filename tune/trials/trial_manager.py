@@ -22,8 +22,7 @@ from bigbatch.train_loop.errors import FailureKind, in_one_line
 from bigbatch.train_loop.host.disk_space import NO_ROOM
 from bigbatch.tune.models.protocol import Fits, Strategy, TrialDecision
 from bigbatch.tune.proposers.samplers import PerTrialSampler
-from bigbatch.tune.runs import retry
-from bigbatch.tune.runs import run as trial_facts
+from bigbatch.tune.runs import retry, run as trial_facts
 from bigbatch.tune.runs.feasible import constraints_of, excesses, note_constraints, why_infeasible
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import Observer

@@ -43,6 +43,12 @@ def run_trials(study: optuna.Study) -> None:
     study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
     study.enqueue_trial({"x": 0.75})
     study.tell(study.ask(), float("nan"), skip_if_finished=True)
+    for name, earlier, value in (("retries", 4, 0.5), ("continues", 3, 0.75), ("confirms", 1, 1.0)):
+        study.enqueue_trial({"x": 0.5}, user_attrs={name: earlier})
+        study.tell(study.ask(), value)
+    refused = study.ask()
+    refused.set_user_attr("refused", True)
+    study.tell(refused, state=TrialState.FAIL)
 
 
 def same_as_optuna(folder: Path, name: str = "s") -> study_progress.StudyProgress:
@@ -50,22 +56,23 @@ def same_as_optuna(folder: Path, name: str = "s") -> study_progress.StudyProgres
     study = optuna.load_study(study_name=name, storage=storage)
     found = study_progress.read_study_progress(folder)
     assert found is not None
-    assert found.finished == sum(trial.state.is_finished() for trial in study.trials)
-    complete = study.get_trials(states=(TrialState.COMPLETE,))
-    assert found.best == (study.best_value if complete else None)
+    replaced = {trial.user_attrs.get(name) for trial in study.trials for name in ("retries", "continues")}
+    left = [t for t in study.trials if t.number not in replaced and not t.user_attrs.keys() & {"confirms", "refused"}]
+    assert found.finished == sum(trial.state.is_finished() for trial in left)
+    assert found.best == max((t.value for t in left if t.state == TrialState.COMPLETE and t.value), default=None)
     return found
 
 
 def test_every_prefix_of_a_journal_counts_as_optuna_does(tmp_path):
     """The journal as it was after each of its records: a job that is killed leaves any of them."""
-    run_trials(a_study(tmp_path / "whole"))
+    run_trials(whole := a_study(tmp_path / "whole"))
     lines = (tmp_path / "whole" / "optuna.journal").read_bytes().splitlines(keepends=True)
     for count in range(1, len(lines) + 1):
         folder = tmp_path / f"{count:03}"
         a_study(folder)
         (folder / "optuna.journal").write_bytes(b"".join(lines[:count]))
         found = same_as_optuna(folder)
-    assert found.best == 0.95 and found.planned == 10 and found.finished >= 7
+    assert found.best == 0.95 and found.planned == 10 and found.finished == len(whole.trials) - 5 == 8
 
 
 @pytest.mark.parametrize(

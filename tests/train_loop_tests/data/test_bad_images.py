@@ -11,10 +11,8 @@ from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.pixels.crops import decode_rgb
 from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.errors import ImageError
-from bigbatch.train_loop.launch import command as train_command
-from bigbatch.train_loop.launch import lr_find
-from helpers.ranks import SMALL as CONFIG
-from helpers.ranks import start_ranks, write_config
+from bigbatch.train_loop.launch import command as train_command, lr_find
+from helpers.ranks import SMALL as CONFIG, start_ranks, write_config
 
 
 def spoil(path: Path) -> bytes:

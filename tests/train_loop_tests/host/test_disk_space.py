@@ -23,8 +23,7 @@ from bigbatch.tune.plan.options import SearchOptions
 from helpers.loop_references import run
 from helpers.packed_sets import write_images
 from helpers.small_disk import mounted
-from helpers.tiny_training import CONFIG as OF_THE_LOOP
-from helpers.tiny_training import untimed
+from helpers.tiny_training import CONFIG as OF_THE_LOOP, untimed
 
 CONFIG = TrainConfig(precise_bn="off").replace_keys({"batch.global_size": 128, "model.name": "resnet18"})
 

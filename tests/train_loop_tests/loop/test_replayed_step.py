@@ -19,8 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.loop import replayed_step
-from bigbatch.train_loop.loop import train as loop
+from bigbatch.train_loop.loop import replayed_step, train as loop
 from bigbatch.train_loop.loop.assembly import Run, seed_batch, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.replayed_step import CudaGraphs, ReplayedStep, replay_steps

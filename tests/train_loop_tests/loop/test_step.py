@@ -23,8 +23,7 @@ from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import parameter_groups
 from bigbatch.train_loop.reporter import ListReporter
 from helpers.operations import operations_of
-from helpers.tiny_training import CONFIG as TINY
-from helpers.tiny_training import TinySource, changed, install
+from helpers.tiny_training import CONFIG as TINY, TinySource, changed, install
 
 RATE, MOMENTUM, DECAY, SMOOTHING = 0.3, 0.9, 1e-3, 0.1
 CLASSES = 5

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from bigbatch.train_loop.optim import LAMB, LARS
-from helpers.reference_steps import LAMB_RATES, SHAPES, make_arrays, run
-from helpers.reference_steps import WARMUP as RATES
+from helpers.reference_steps import LAMB_RATES, SHAPES, WARMUP as RATES, make_arrays, run
 
 WEIGHTS = make_arrays(SHAPES[:3], 1)
 GRADIENTS = [make_arrays(SHAPES[:3], 10 + t, 0.3) for t in range(len(RATES))]

@@ -14,6 +14,7 @@ from bigbatch.train_loop.optim import LAMB, LARS, build_optimizer, layerwise, se
 from helpers.reference_steps import (
     LAMB_RATES,
     SHAPES,
+    WARMUP as RATES,
     check_against,
     lamb_reference,
     larc_reference,
@@ -22,7 +23,6 @@ from helpers.reference_steps import (
     norm,
     run,
 )  # fmt: skip
-from helpers.reference_steps import WARMUP as RATES
 
 pytestmark = pytest.mark.usefixtures("each_way")
 
