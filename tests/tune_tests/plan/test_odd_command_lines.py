@@ -23,7 +23,8 @@ from helpers.refusals import refused_command
 TRAIN_FILE = {"epochs": 2, "model": {"name": "resnet18"}, "batch": {"global_size": 64}}
 TUNE_LINES = {
     # numbers
-    f"--max-epochs {'1' * 400}": "--max-epochs must be a whole number",
+    f"--max-epochs {'1' * 400}": "--max-epochs must be a whole number below 2^63; got",
+    "--trials 99999999999999999999": "--trials must be a whole number below 2^63; got '99999999999999999999'. Write",
     "--trials many": "--trials must be a whole number; got 'many'",
     "--trials -3": "error: --trials must not be negative; got -3. Write e.g. 10.",
     "--trials": "--trials takes a value; got none",
