@@ -26,6 +26,7 @@ from bigbatch.tune.runs.run import (
     Kind,
     Run,
     confirmed_by,
+    is_paused,
     planned_epochs,
     replaced_trials,
     trials_per_gpu_of,
@@ -148,7 +149,8 @@ def _row(number: int, run: RankedRun, objective: Objective, cap: Cap) -> tuple[s
     seconds, records, one = run.within(cap), run.run.records, run.run
     values = [objective.value(record) for record in records[: len(seconds)]]
     used_s = seconds[-1] if seconds else 0.0
-    confirms = f", confirms {confirmed_by(one)}" if one.kind == Kind.CONFIRMATION else ""
+    state = "paused" if is_paused(one) else STATE_WORDS[one.state.name]
+    state += f", confirms {confirmed_by(one)}" if one.kind == Kind.CONFIRMATION else ""
     return (
         str(number) if values else "–",
         run.name,
@@ -160,7 +162,7 @@ def _row(number: int, run: RankedRun, objective: Objective, cap: Cap) -> tuple[s
         objective.worth(objective.best(values)),
         f"{used_s * run.devices / 3600:.3g}",
         duration(used_s),
-        STATE_WORDS[one.state.name] + confirms + ", cut by the cap" * (len(values) < len(records)),
+        state + ", cut by the cap" * (len(values) < len(records)),
     )
 
 
