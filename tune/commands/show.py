@@ -18,7 +18,14 @@ from bigbatch.train_loop.config.given import USABLE
 from bigbatch.train_loop.config.words import amount, epochs_text
 from bigbatch.tune.commands.studies import trials_words, value_words
 from bigbatch.tune.console.answer_words import answer_in_words
-from bigbatch.tune.console.columns import columns_of, full_run_command, own_next_step, plan_facts, trial_settings
+from bigbatch.tune.console.columns import (
+    columns_of,
+    full_run_command,
+    own_next_step,
+    plan_facts,
+    state_words,
+    trial_settings,
+)
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
 from bigbatch.tune.console.frontier_table import INFEASIBLE, frontier_lines, no_result_in_words
 from bigbatch.tune.console.text import aligned, said_in_one_line
@@ -27,9 +34,7 @@ from bigbatch.tune.runs.objectives import PARETO_FILE
 from bigbatch.tune.runs.run import (
     Kind,
     Run,
-    confirmed_by,
     failed_trials,
-    is_paused,
     of_kind,
     replaced_trials,
     search_trials,
@@ -53,9 +58,6 @@ from bigbatch.tune.storage.summary import (
 
 MOST_TRIALS = 20
 """Without --all the table shows this many trials, the latest. The best one is described below it."""
-STATE_WORDS = {
-    "RUNNING": "running", "COMPLETE": "done", "PRUNED": "stopped", "FAIL": "failed", "WAITING": "waiting",
-}  # fmt: skip
 
 
 def show_main(argv: Sequence[str]) -> int:
@@ -155,15 +157,6 @@ def _trials(found: StudySummary, most: int | None) -> str:
     left = len(trials) - len(shown)
     note = f"\n{amount(left, 'earlier trial')}; --all prints all." if left else ""
     return aligned(rows, right=(1, *range(len(head) - 3, len(head)))) + note
-
-
-def state_words(trial: Run) -> str:
-    """The trial's state in a word or two."""
-    if trial.state == State.COMPLETE and trial.kind == Kind.CONFIRMATION:
-        return f"confirms {confirmed_by(trial)}"
-    if is_paused(trial):
-        return "paused"
-    return STATE_WORDS.get(trial.state.name, trial.state.name)
 
 
 def _settings(found: StudySummary, trial: Run) -> dict[str, str]:
