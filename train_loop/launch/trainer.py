@@ -43,8 +43,7 @@ def make_trainer(
 def fit(task: TrialTask, callback: UserCallback | None = None) -> WorkersEnd:
     """Start the workers, and restart them after one of them has died. Returns what ``train_worker`` returned.
 
-    ``callback`` gets each report. Without one, this is a full run: its process trains no other, and the reason of each
-    restart becomes a note in the task's records file.
+    ``callback`` gets each report. Without one this is a full run, whose records file gets the reason of each restart.
     Raises what Ray Train raises if the workers failed.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig

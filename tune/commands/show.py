@@ -31,15 +31,7 @@ from bigbatch.tune.console.frontier_table import INFEASIBLE, frontier_lines, no_
 from bigbatch.tune.console.text import aligned, said_in_one_line
 from bigbatch.tune.runs.energy import energy_in_words
 from bigbatch.tune.runs.objectives import PARETO_FILE
-from bigbatch.tune.runs.run import (
-    Kind,
-    Run,
-    failed_trials,
-    of_kind,
-    replaced_trials,
-    search_trials,
-    was_refused,
-)
+from bigbatch.tune.runs.run import Kind, Run, failed_trials, of_kind, replaced_trials, search_trials, was_refused
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
 from bigbatch.tune.storage.summary import (
     DEFAULT_RUNS,
@@ -113,9 +105,8 @@ def _ends(found: StudySummary) -> str:
     open_ones = sum(trial.state in (State.RUNNING, State.WAITING) for trial in confirmations)
     parts = [", ".join(f"{count} {words[state]}" for state, count in states.items())]
     parts += [f"{amount(refused, 'configuration')} refused before training"] if refused else []
-    parts += [f"{amount(len(confirmations), 'confirmation')}{f' ({open_ones} not ended)' * (open_ones > 0)}"] * bool(
-        confirmations
-    )
+    not_ended = f" ({open_ones} not ended)" if open_ones else ""
+    parts += [f"{amount(len(confirmations), 'confirmation')}{not_ended}"] if confirmations else []
     return f": {'; '.join(parts)}" if parts[0] else ""
 
 
