@@ -141,8 +141,9 @@ class Reuse(NamedTuple):
     """Takes the value that a worker's function returned."""
     drop_trial: Callable[[], bool]
     """Called on each worker: makes the process leave its trial soon. Returns whether it may serve again then."""
-    between_trials: Callable[[], bool]
-    """Called on each worker: removes what the trial left behind. Returns whether the process may serve again."""
+    between_trials: Callable[[], bool] | None
+    """Called on each worker: removes what the trial left behind. Returns whether the process may serve again. None: no
+    trial comes after this one."""
     start_again: Callable[[Exception], bool | None]
     """Takes the workers' error. Returns whether new workers start, whatever Ray has counted; None: Ray decides."""
 
@@ -218,7 +219,7 @@ class _KeepsWorkers:
         super().shutdown()  # type: ignore[misc]
         context = self._worker_group_context
         kept = _Kept((context.num_workers, dict(context.resources_per_worker)), state.workers, state.sync_actor)
-        if self._all(state.workers, self.reuse.between_trials):
+        if self.reuse.between_trials and self._all(state.workers, self.reuse.between_trials):
             _kept = kept
         else:
             kept.end()

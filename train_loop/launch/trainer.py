@@ -27,13 +27,14 @@ def make_trainer(
     scaling_config: ScalingConfig,
     run_config: RunConfig,
     start_again: Callable[[Exception], bool | None] = lambda error: None,
+    last: bool = False,
 ) -> TorchTrainer:
     """The trainer for workers in the placement group of the calling actor.
 
     The controller's coroutine runs in the caller's thread. Workers that leave a run in order train this process's
-    next one. docs/decisions/002 says why.
+    next one, unless this is its ``last``. docs/decisions/002 says why.
     """
-    reuse = inline_controller.Reuse(may_serve_again, drop_trial, between_trials, start_again)
+    reuse = inline_controller.Reuse(may_serve_again, drop_trial, None if last else between_trials, start_again)
     return inline_controller.trainer_in_process(reuse)(
         train_function, train_loop_config=train_config, scaling_config=scaling_config, run_config=run_config
     )
@@ -42,7 +43,7 @@ def make_trainer(
 def fit(task: TrialTask, callback: UserCallback | None = None) -> WorkersEnd:
     """Start the workers, and restart them after one of them has died. Returns what ``train_worker`` returned.
 
-    ``callback`` gets each report. Without one, the reason of each restart becomes a note in the task's records file.
+    ``callback`` gets each report. Without one this is a full run, whose records file gets the reason of each restart.
     Raises what Ray Train raises if the workers failed.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -61,8 +62,8 @@ def fit(task: TrialTask, callback: UserCallback | None = None) -> WorkersEnd:
     )
     try:
         again = StartsAgain(task.checkpoint_dir)
-        end: WorkersEnd | None = make_trainer(train_worker, task.to_dict(), scaling, run, again).fit().return_value
-        return end or WorkersEnd()
+        trainer = make_trainer(train_worker, task.to_dict(), scaling, run, again, last=callback is None)
+        return trainer.fit().return_value or WorkersEnd()
     finally:
         # Nobody reads these three files again, and a search of a thousand trials could exceed a quota of inodes.
         shutil.rmtree(task.ray_storage / task.name, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -57,9 +58,9 @@ def _export(args: argparse.Namespace) -> None:
     tables = read_tables(folder)
     try:
         if args.csv is not None:
-            print(*(f"wrote {path}" for path in write_csv_files(tables, Path(args.csv))), sep="\n", flush=True)
+            write_csv_files(tables, Path(args.csv))
         if args.tensorboard is not None:
-            count = write_event_files(tables, Path(args.tensorboard) / folder.resolve().name)
+            count = write_event_files(tables, _event_folder(Path(args.tensorboard), folder.resolve()))
             shown = shlex.quote(args.tensorboard)
             print(f"wrote {count} trials to {args.tensorboard}; look at them: tensorboard --logdir {shown}", flush=True)
     except OSError as error:
@@ -68,21 +69,19 @@ def _export(args: argparse.Namespace) -> None:
         ) from None
 
 
-def write_csv_files(tables: StudyTables, folder: Path) -> list[Path]:
-    """Write both tables to ``folder``, which is made if needed. Returns the files. Raises OSError.
+def write_csv_files(tables: StudyTables, folder: Path) -> None:
+    """Write both tables to ``folder``, which is made if needed, and say so. Raises OSError.
 
     Times are in UTC. A list or a map is written as JSON, a missing value as an empty field.
     """
     import pyarrow.csv as pc
 
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
     for name, table in (("trials", tables.trials), ("epochs", tables.epochs)):
         path = folder / f"{name}.csv"
         with replacing(path) as file:
             pc.write_csv(_without_lists(table), file)
-        paths.append(path)
-    return paths
+        print(f"wrote {path}", flush=True)
 
 
 def _without_lists(table: pa.Table) -> pa.Table:
@@ -116,12 +115,8 @@ def _runs_with_settings(tables: StudyTables) -> Iterator[tuple[Run, Settings]]:
     varying = [name for name in keys if len({json.dumps(row[name]) for row in rows}) > 1]
     for run, row in zip(tables.runs, rows, strict=True):
         settings = {name.removeprefix(CONFIG_PREFIX): row[name] for name in varying} | dict(sorted(run.params.items()))
-        yield run, _plain(settings)
-
-
-def _plain(values: Mapping[str, object]) -> Settings:
-    known = {name: value for name, value in values.items() if value is not None}
-    return {name: v if isinstance(v, (str, bool, int, float)) else json.dumps(v) for name, v in known.items()}
+        known = {name: value for name, value in settings.items() if value is not None}
+        yield run, {name: v if isinstance(v, (str, bool, int, float)) else json.dumps(v) for name, v in known.items()}
 
 
 def _seconds_of(moment: datetime | None) -> float:
@@ -143,6 +138,20 @@ def _epoch_ends(run: Run) -> Iterator[tuple[int, float, dict[str, float]]]:
             name: json_values.number(record, name, math.nan) for name in NUMBERS if record.get(name) is not None
         }
         yield json_values.whole_number(record, "epoch"), time, numbers
+
+
+def _event_folder(parent: Path, study: Path) -> Path:
+    """The folder in ``parent`` for the study's events. Raises OSError, and ConfigError if it holds another study's."""
+    folder = parent / study.name
+    folder.mkdir(parents=True, exist_ok=True)
+    note = folder / "exported-from.txt"
+    if note.exists() and note.read_bytes() != os.fsencode(study):
+        raise ConfigError(
+            f"--tensorboard DIR takes one study of each name; got {str(study)!r}, and {str(folder)!r} holds "
+            f"{os.fsdecode(note.read_bytes())!r}. Write another DIR, or remove that folder."
+        )
+    note.write_bytes(os.fsencode(study))
+    return folder
 
 
 def write_event_files(tables: StudyTables, folder: Path) -> int:

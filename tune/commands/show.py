@@ -24,6 +24,7 @@ from bigbatch.tune.console.columns import (
     full_run_command,
     own_next_step,
     plan_facts,
+    state_words,
     trial_settings,
 )
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
@@ -31,17 +32,7 @@ from bigbatch.tune.console.frontier_table import INFEASIBLE, frontier_lines, no_
 from bigbatch.tune.console.text import aligned, said_in_one_line
 from bigbatch.tune.runs.energy import energy_in_words
 from bigbatch.tune.runs.objectives import PARETO_FILE
-from bigbatch.tune.runs.run import (
-    Kind,
-    Run,
-    begun,
-    confirmed_by,
-    counted_trials,
-    failed_trials,
-    is_paused,
-    of_kind,
-    was_refused,
-)
+from bigbatch.tune.runs.run import Kind, Run, begun, counted_trials, failed_trials, of_kind, was_refused
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
 from bigbatch.tune.storage.summary import (
     DEFAULT_RUNS,
@@ -60,9 +51,6 @@ from bigbatch.tune.storage.summary import (
 
 MOST_TRIALS = 20
 """Without --all the table shows this many trials, the latest. The best one is described below it."""
-STATE_WORDS = {
-    "RUNNING": "running", "COMPLETE": "done", "PRUNED": "stopped", "FAIL": "failed", "WAITING": "waiting",
-}  # fmt: skip
 
 
 def show_main(argv: Sequence[str]) -> int:
@@ -117,9 +105,8 @@ def _ends(found: StudySummary) -> str:
     open_ones = sum(trial.state in (State.RUNNING, State.WAITING) for trial in confirmations)
     parts = [", ".join(f"{count} {words[state]}" for state, count in states.items())]
     parts += [f"{amount(refused, 'configuration')} refused before training"] if refused else []
-    parts += [f"{amount(len(confirmations), 'confirmation')}{f' ({open_ones} not ended)' * (open_ones > 0)}"] * bool(
-        confirmations
-    )
+    not_ended = f" ({open_ones} not ended)" if open_ones else ""
+    parts += [f"{amount(len(confirmations), 'confirmation')}{not_ended}"] if confirmations else []
     return f": {'; '.join(parts)}" if parts[0] else ""
 
 
@@ -161,15 +148,6 @@ def _trials(found: StudySummary, most: int | None) -> str:
     left = len(trials) - len(shown)
     note = f"\n{amount(left, 'earlier trial')}; --all prints all." if left else ""
     return aligned(rows, right=(1, *range(len(head) - 3, len(head)))) + note
-
-
-def state_words(trial: Run) -> str:
-    """The trial's state in a word or two."""
-    if trial.state == State.COMPLETE and trial.kind == Kind.CONFIRMATION:
-        return f"confirms {confirmed_by(trial)}"
-    if is_paused(trial):
-        return "paused"
-    return STATE_WORDS.get(trial.state.name, trial.state.name)
 
 
 def _settings(found: StudySummary, trial: Run) -> dict[str, str]:

@@ -9,7 +9,7 @@ from bigbatch.base import json_values
 from bigbatch.train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, known_key
 from bigbatch.train_loop.config.rules import shown_name
 from bigbatch.train_loop.config.words import amount
-from bigbatch.tune.runs.run import AnyTrial, configuration
+from bigbatch.tune.runs.run import AnyTrial, Kind, Run, configuration, confirmed_by, is_paused
 
 if TYPE_CHECKING:  # it loads Optuna, which bigbatch show does not need
     from bigbatch.tune.storage.summary import StudySummary
@@ -19,6 +19,15 @@ SHOWN_KEYS = frozenset(
     "optimizer.beta2 optimizer.weight_decay label_smoothing schedule.name".split()
 )
 """Keys of the configuration that ``shown_settings`` formats."""
+STATE_WORDS = {
+    "RUNNING": "running", "COMPLETE": "done", "PRUNED": "stopped", "FAIL": "failed", "WAITING": "waiting",
+}  # fmt: skip
+
+
+def state_words(trial: Run) -> str:
+    """The trial's state in a word or two."""
+    word = "paused" if is_paused(trial) else STATE_WORDS[trial.state.name]
+    return f"{word}, confirms {confirmed_by(trial)}" if trial.kind == Kind.CONFIRMATION else word
 
 
 def shown_settings(config: TrainConfig | None) -> dict[str, str]:

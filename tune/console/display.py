@@ -21,7 +21,7 @@ from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import ProgressLines, StepProgress
 from bigbatch.tune.console.answer_words import name_in_words, value_text
-from bigbatch.tune.console.columns import columns_of, config_of, settings_line, trial_settings
+from bigbatch.tune.console.columns import STATE_WORDS, columns_of, config_of, settings_line, trial_settings
 from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objective import Objective
@@ -57,13 +57,6 @@ MAX_OWN_METRICS = 4
 """A line about an epoch names at most this many metrics of the user's own."""
 WATCHDOG_LINE_S = 90.0
 """How long a line of the watchdog stays visible. A new one comes every minute."""
-STATE_WORDS = {
-    "RUNNING": "running",
-    "COMPLETE": "done",
-    "PRUNED": "stopped",
-    "FAIL": "failed",
-    "WAITING": "interrupted",
-}
 STATE_STYLES = {"RUNNING": "cyan", "COMPLETE": "green", "PRUNED": "yellow", "FAIL": "red", "WAITING": "magenta"}
 
 
@@ -76,7 +69,8 @@ def duration(seconds: float) -> str:
 
 def state_word(trial: Run) -> str:
     """The trial's state in one word."""
-    return "paused" if is_paused(trial) else STATE_WORDS[trial.state.name]
+    words = {**STATE_WORDS, "WAITING": "interrupted"}  # what has not begun is not shown here
+    return "paused" if is_paused(trial) else words[trial.state.name]
 
 
 def _details(record: Mapping[str, object], objective: str) -> list[str]:

@@ -17,19 +17,12 @@ from pathlib import Path
 from bigbatch.base import json_values
 from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.console.display import STATE_WORDS, duration
+from bigbatch.tune.console.columns import state_words
+from bigbatch.tune.console.display import duration
 from bigbatch.tune.plan.option_checks import parse_duration
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objective import Objective, Reported, read_objective
-from bigbatch.tune.runs.run import (
-    EPOCH_ATTR,
-    Kind,
-    Run,
-    confirmed_by,
-    planned_epochs,
-    replaced_trials,
-    trials_per_gpu_of,
-)
+from bigbatch.tune.runs.run import EPOCH_ATTR, Run, planned_epochs, replaced_trials, trials_per_gpu_of
 from bigbatch.tune.storage.description import STUDY_FILE, read_description
 from bigbatch.tune.storage.study_tables import read_tables
 from bigbatch.tune.storage.summary import entries
@@ -148,7 +141,6 @@ def _row(number: int, run: RankedRun, objective: Objective, cap: Cap) -> tuple[s
     seconds, records, one = run.within(cap), run.run.records, run.run
     values = [objective.value(record) for record in records[: len(seconds)]]
     used_s = seconds[-1] if seconds else 0.0
-    confirms = f", confirms {confirmed_by(one)}" if one.kind == Kind.CONFIRMATION else ""
     return (
         str(number) if values else "–",
         run.name,
@@ -160,7 +152,7 @@ def _row(number: int, run: RankedRun, objective: Objective, cap: Cap) -> tuple[s
         objective.worth(objective.best(values)),
         f"{used_s * run.devices / 3600:.3g}",
         duration(used_s),
-        STATE_WORDS[one.state.name] + confirms + ", cut by the cap" * (len(values) < len(records)),
+        state_words(one) + ", cut by the cap" * (len(values) < len(records)),
     )
 
 

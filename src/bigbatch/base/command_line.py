@@ -25,9 +25,10 @@ def parse_whole_number(text: str) -> int:
     except ValueError:
         value = _float(text)
     _refuse_negative(text, value, "e.g. 10")
-    if value is not None and abs(value) < 2**63 and value == int(value):  # no NaN is less
+    if value is not None and value < 2**63 and value == int(value):  # no NaN is less
         return int(value)
-    raise argparse.ArgumentTypeError(f"must be a whole number; got {text!r}. Write e.g. 10.")
+    bound = " below 2^63" if value is not None and value >= 2**63 else ""
+    raise argparse.ArgumentTypeError(f"must be a whole number{bound}; got {text!r}. Write e.g. 10.")
 
 
 def parse_decimal_number(text: str) -> float:

@@ -4,6 +4,7 @@ import dataclasses
 import pickle
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -12,8 +13,8 @@ import torch
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set
 from bigbatch.train_loop.distributed import World
-from bigbatch.train_loop.launch import ray_worker
-from bigbatch.train_loop.launch.trial_task import TrialTask
+from bigbatch.train_loop.launch import inline_controller, ray_internals, ray_worker, trainer
+from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
 from bigbatch.train_loop.loop import train
 from helpers.packed_sets import pack_here
 
@@ -50,3 +51,21 @@ def test_a_new_trial_never_trains_on_another_packed_set_than_the_search_began_wi
     with pytest.raises(ConfigError, match="got another packed set .* --retry-failed"):
         ray_worker._train(task, reporter, world)
     assert trained == [config]
+
+
+def test_the_workers_of_a_full_run_do_not_prepare_for_another_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.train import UserCallback
+
+    seen: list[object] = []
+
+    def in_process(reuse: inline_controller.Reuse) -> object:
+        seen.append(reuse.between_trials)
+        return lambda *_, **__: SimpleNamespace(fit=lambda: SimpleNamespace(return_value=None))
+
+    monkeypatch.setattr(inline_controller, "trainer_in_process", in_process)
+    monkeypatch.setattr(ray_internals, "set_poll_interval", lambda workers: None)
+    for callback in (None, UserCallback()):
+        assert trainer.fit(dataclasses.replace(TASK, ray_storage=tmp_path), callback) == WorkersEnd()
+    assert seen == [None, ray_worker.between_trials]

@@ -104,17 +104,23 @@ def test_a_full_run_that_skips_validations_counts_with_the_last_one_within_the_c
 
 def test_a_continued_trial_takes_part_once_and_no_number_comes_last(tmp_path, capsys):
     store = StudyStore.create(tmp_path / "s", "s", {"workers": 1}, None)
-    paused = store.study.ask()
-    paused.set_user_attr("epoch/00001", epoch_record(1, 0.2))
-    paused.set_user_attr("paused_in_epoch", 1)
-    store.study.tell(paused, state=TrialState.PRUNED)
+    for ended in ({"paused_in_epoch": 1}, {"paused_in_epoch": 1}, {}):
+        cut = store.study.ask()
+        for name, value in {"epoch/00001": epoch_record(1, 0.2 + cut.number / 10), **ended}.items():
+            cut.set_user_attr(name, value)
+        store.study.tell(cut, state=TrialState.PRUNED)
     trial_of(store.study, 64, [0.2, 0.9], 1.0, continues=0)
     lost = store.study.ask()
     lost.set_user_attr("epoch/00001", epoch_record(1, math.nan))
     store.study.tell(lost, state=TrialState.FAIL)
     store.close()
     assert studies_main(["--output", str(tmp_path), "--sort", "val_top1", "--trials"]) == 0
-    assert [row[1] for row in places(capsys.readouterr().out)] == ["s/trial-0001", "s/trial-0002"]
+    assert [(row[1], row[-1]) for row in places(capsys.readouterr().out)] == [
+        ("s/trial-0003", "done"),
+        ("s/trial-0002", "stopped"),
+        ("s/trial-0001", "paused"),
+        ("s/trial-0004", "failed"),
+    ]
 
 
 def test_a_study_of_every_state_and_a_damaged_one(tmp_path, capsys):

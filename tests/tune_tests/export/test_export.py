@@ -111,6 +111,17 @@ def test_an_edited_journal_meets_one_line(tmp_path, capsys):
     assert "as a search wrote them" in refused_export(capsys, tmp_path / "s", "--csv", tmp_path / "o")
 
 
+def test_studies_of_one_name_share_no_folder_of_events(tmp_path, capsys):
+    for place in ("a", "b"):
+        recorded_study(tmp_path / place / "s", 2).close()
+    for _ in range(2):
+        exported(tmp_path / "a" / "s", "--tensorboard", tmp_path / "tb")
+    before = {path: path.read_bytes() for path in (tmp_path / "tb").rglob("*.*")}
+    refusal = refused_export(capsys, tmp_path / "b" / "s", "--tensorboard", tmp_path / "tb")
+    assert f"'{tmp_path}/tb/s' holds '{tmp_path}/a/s'. Write another DIR" in refusal
+    assert {path: path.read_bytes() for path in (tmp_path / "tb").rglob("*.*")} == before
+
+
 def test_tensorboard_reads_each_trials_curve_and_its_row_for_hparams(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed (extra: test)")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

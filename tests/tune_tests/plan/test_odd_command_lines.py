@@ -23,7 +23,8 @@ from helpers.refusals import refused_command
 TRAIN_FILE = {"epochs": 2, "model": {"name": "resnet18"}, "batch": {"global_size": 64}}
 TUNE_LINES = {
     # numbers
-    f"--max-epochs {'1' * 400}": "--max-epochs must be a whole number",
+    f"--max-epochs {'1' * 400}": "--max-epochs must be a whole number below 2^63; got",
+    "--trials 99999999999999999999": "--trials must be a whole number below 2^63; got '99999999999999999999'. Write",
     "--trials many": "--trials must be a whole number; got 'many'",
     "--trials -3": "error: --trials must not be negative; got -3. Write e.g. 10.",
     "--trials": "--trials takes a value; got none",
@@ -48,6 +49,7 @@ TUNE_LINES = {
     "--wandb yes": "got 'yes'. Write --wandb disabled, or online to send runs to the server, or offline to send",
     "--data nonexist": "data.name (--data) must be digits, cifar10, imagenette, imagewoof, imagenet, or an image "
     "folder that exists; there is no 'nonexist'. Write one of these names, or the path of an image folder.",
+    "--output c.json/deep": "c.json' cannot. Write --output with another folder.",
     "--dry-run=yes": "--dry-run takes no value; got 'yes'. Write --dry-run alone.",
     "--data -my.py:data": "--data takes a value; got none. Write one after it, one that begins with - as --data=-…;",
     "--set optimizer=SGD": "Did you mean 'sgd'?",

@@ -132,10 +132,16 @@ def _made(word: str, options: Options) -> tuple[OwnSet, OwnSet]:
     with seeded_draws("data set"), users_code(KEY, word):
         made: Any = function(**options)
         ok = isinstance(made, (tuple, list)) and len(made) == 2 and all(map(_is_map_style, made))
+        empty = [part for part, items in zip(PARTS, made, strict=True) if not len(items)] if ok else []
     if not ok:
         raise ConfigError(
-            f"{KEY}={word} must return a pair (train, val) of map-style data sets, with __getitem__ and __len__, and "
-            f"with items; got another {type(made).__name__}. Write `return train, val`."
+            f"{KEY}={word} must return a pair (train, val) of map-style data sets, with __getitem__ and __len__; got "
+            f"another {type(made).__name__}. Write `return train, val`."
+        )
+    if empty:
+        raise ConfigError(
+            f"{KEY}={word} must return a training and a validation set with items; got no {empty[0]} items. Look where "
+            "it reads them, or divide what it has: torch.utils.data.random_split(items, [0.9, 0.1])."
         )
     train = made[0]
     labels, names = known_labels(train, None), _class_names(train)
@@ -150,9 +156,8 @@ def _made(word: str, options: Options) -> tuple[OwnSet, OwnSet]:
 
 
 def _is_map_style(items: object) -> bool:
-    has_items = hasattr(items, "__getitem__") and hasattr(items, "__len__") and len(items) > 0
-    # All three have __len__ and __getitem__, but not by number.
-    return has_items and not isinstance(items, (IterableDataset, dict, str))
+    has_both = hasattr(items, "__getitem__") and hasattr(items, "__len__")
+    return has_both and not isinstance(items, (IterableDataset, dict, str))  # which have both, but not by number
 
 
 def _class_names(items: object) -> tuple[str, ...]:
@@ -224,11 +229,8 @@ def _is_class(target: Nested) -> bool:
     """Whether a target is one whole number."""
     if isinstance(target, torch.Tensor):
         return target.ndim == 0 and _is_whole(target)
-    return (
-        isinstance(target, (int, np.generic, np.ndarray))
-        and np.ndim(target) == 0
-        and np.asarray(target).dtype.kind in "iub"
-    )
+    is_single = isinstance(target, (int, np.generic, np.ndarray)) and np.ndim(target) == 0
+    return is_single and np.asarray(target).dtype.kind in "iub"
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

@@ -71,7 +71,8 @@ CLASSED = "type('Set', (list,), dict(num_classes=2))"
 BAD = [
     ("return 3", "must return a pair (train, val)"),
     ("return [(1, 2)], None", "must return a pair (train, val)"),
-    ("return [], [(1, 2)]", "with items"),
+    ("return [], [(1, 2)]", "got no training items. Look where"),
+    ("return [(1, 2)], []", "got no validation items. Look where"),
     ("return iter([1]), [(1, 2)]", "map-style"),
     ("return [5], [5]", "pairs (inputs, target); got a int as training item 0"),
     (f"return [({ITEM}), ({ITEM}), (torch.ones(3), 1)], [({ITEM})]", "got training items of which torch says: stack"),
