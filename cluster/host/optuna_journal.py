@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from bigbatch.base import json_values
 
@@ -86,14 +86,23 @@ class WithAttrs(Protocol):
         """What the driver has noted of it."""
 
 
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
+class EitherTrial(WithAttrs, Protocol):
+    """A ``StoredTrial`` or Optuna's."""
+
+    @property
+    def number(self) -> int:
+        """Counted from 0."""
+
+    @property
+    def state(self) -> Any:
+        """A ``State`` or Optuna's ``TrialState``."""
+
 
 Trial = TypeVar("Trial", bound=StoredTrial)
-AnyTrial = TypeVar("AnyTrial", bound="FrozenTrial | StoredTrial")
+Either = TypeVar("Either", bound=EitherTrial)
 
 
-def counted_trials(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
+def counted_trials(trials: Sequence[Either]) -> list[Either]:
     """One trial for each configuration, as ``--trials`` counts them, whether they have ended or not.
 
     Failed trials that have a retry do not count, nor do paused trials that were continued, those that were refused
@@ -104,7 +113,7 @@ def counted_trials(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
     return [trial for trial in found if not was_refused(trial)]
 
 
-def was_refused(trial: AnyTrial) -> bool:
+def was_refused(trial: EitherTrial) -> bool:
     """Whether the trial ended before it began, because its configuration is not one that may be trained."""
     return bool(trial.user_attrs.get(REFUSED_ATTR)) and trial.state.is_finished()
 
