@@ -34,7 +34,7 @@ from bigbatch.train_loop.host.node_memory import is_node_memory_full
 from bigbatch.train_loop.host.ranks import SHARED_BY, memory_part, sharing_of, stay_near
 from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.ray_internals import is_preempted
-from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, kind_of
+from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, failure_kind_of
 from bigbatch.train_loop.launch.worker_lines import NOTES, RESUMED, append_line
 from bigbatch.train_loop.progress import ProgressFile, progress_file
 from bigbatch.train_loop.reporter import EpochRecord
@@ -291,7 +291,7 @@ def _end_of_all_ranks(error: Exception, workers: int) -> WorkersEnd | None:
     """
     text = str(error) if isinstance(error, OwnCodeError) else (str(error).splitlines() or ["no message"])[0]
     text = text.encode(errors="backslashreplace").decode()  # Ray and Parquet carry no name of a file that is not UTF-8
-    end = WorkersEnd(f"{type(error).__name__}: {text}", kind_of(error))
+    end = WorkersEnd(f"{type(error).__name__}: {text}", failure_kind_of(error))
     if isinstance(error, OwnCodeError):
         end = replace(end, kind=_full_memory(error.__cause__) or end.kind)
     if isinstance(error, NonFiniteLossError | ConfigError | CheckpointError):  # all ranks meet it

@@ -112,7 +112,7 @@ _TELLING = (ImageError, LoaderError, OwnCodeError, DiskFull, DeviceMemoryError, 
 """Our errors that name the cause. Workers that waited for the failed one report only a lost connection."""
 
 
-def kind_of(error: BaseException) -> FailureKind:
+def failure_kind_of(error: BaseException) -> FailureKind:
     """The kind of a worker's error."""
     if isinstance(error, LoaderError):
         return FailureKind.NODE_MEMORY if error.killed else FailureKind.PROCESS
@@ -151,7 +151,7 @@ class StartsAgain:
         # Ray may name a worker that only lost its connection. The file beside the checkpoints still shows the halving.
         if self._halvings > before or (isinstance(met, DeviceMemoryError) and met.halved):
             return True
-        same = kind_of(met) in (FailureKind.IMAGES, FailureKind.OWN_CODE, FailureKind.DEVICE_MEMORY)
+        same = failure_kind_of(met) in (FailureKind.IMAGES, FailureKind.OWN_CODE, FailureKind.DEVICE_MEMORY)
         return False if same else None
 
 
@@ -162,7 +162,7 @@ def failed_end(error: Exception, kills_before: int = 0) -> WorkersEnd:
     """
     rank, cause = telling_error(error)
     where = "" if rank is None else f"worker {rank}: "
-    kind = kind_of(cause)
+    kind = failure_kind_of(cause)
     if is_memory_kill(cause):
         text = f"{where}the node's memory was nearly used up, and Ray ended this process. {NODE_MEMORY_FIX}"
         return WorkersEnd(text, FailureKind.NODE_MEMORY, rank)

@@ -81,7 +81,7 @@ def _read(path: str, plan: SearchPlan) -> KnownStudy:
         )
     space = _SpaceToFit(plan, json_values.mapping(description, "overrides"))
     space.check(path, trials)
-    found = _merged(trials, space, _gains(Path(path), plan.objectives.first), plan.objectives.first)
+    found = _merged(trials, space, _read_gains(Path(path), plan.objectives.first), plan.objectives.first)
     if not found:
         raise ConfigError(
             f"--warm-start needs trials within this search's ranges; got {path!r} with {len(trials)}, all outside. "
@@ -168,7 +168,7 @@ def _on_edge(value: float, found: ParamRange) -> float:
     return next((end for end in (found.low, found.high) if math.isclose(value, end, rel_tol=1e-9)), value)
 
 
-def _gains(folder: Path, objective: Objective) -> dict[int, dict[int, float]]:
+def _read_gains(folder: Path, objective: Objective) -> dict[int, dict[int, float]]:
     """Trial → epoch → gain, from the study's table. Without one, only the ends of trials are known."""
     if not os.path.exists(folder / EPOCHS_TABLE):
         return {}

@@ -42,8 +42,8 @@ class MemoryKill(RayActorError):
     """Ray ended a trial's process, because its node ran short of memory."""
 
 
-class PrunerScheduler(FIFOScheduler):
-    """Stops a trial when the bridge says so; the bridge asks Optuna's pruner."""
+class StopScheduler(FIFOScheduler):
+    """Stops a trial when the bridge says so, which asks the strategy."""
 
     def __init__(self, bridge: OptunaBridge, capacity: Capacity) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ def run_tuner(
         trial_run.trainable(),
         tune_config=ray.tune.TuneConfig(
             search_alg=bridge,
-            scheduler=PrunerScheduler(bridge, capacity),
+            scheduler=StopScheduler(bridge, capacity),
             num_samples=-1,  # the bridge decides when there are enough
             # A new process for each trial would load Python, torch and CUDA's context again (docs/decisions/002).
             reuse_actors=True,

@@ -244,7 +244,7 @@ class LiveTrials:
         self._notify("trial_ended", live)
 
     def put_back(self, trial_id: str, because: str = "interrupted; --resume continues it") -> None:
-        """Let a trial wait in the study. The next driver continues it from its last checkpoint."""
+        """Let a trial wait in the study. This driver or the next one continues it from its last checkpoint."""
         live = self._held(trial_id)
         if live is None:
             return

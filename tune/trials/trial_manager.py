@@ -142,9 +142,9 @@ class TrialManager(LiveTrials):
         if not has_room():
             return None
         with self._shared.turn() as may:
-            return self._decide(trial_id) if may else None
+            return self._begin_next(trial_id) if may else None
 
-    def _decide(self, trial_id: str) -> LiveTrial | None:
+    def _begin_next(self, trial_id: str) -> LiveTrial | None:
         """Begin the next trial, while no other driver decides."""
         while True:
             closed, set_aside = self.closed_by, list[optuna.trial.Trial]()

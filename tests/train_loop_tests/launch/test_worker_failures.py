@@ -27,7 +27,7 @@ from bigbatch.train_loop.errors import (
 from bigbatch.train_loop.host.disk_space import DiskFull
 from bigbatch.train_loop.launch import trial_task
 from bigbatch.train_loop.launch.full_run import _error_of
-from bigbatch.train_loop.launch.trial_task import StartsAgain, failed_end, kind_of
+from bigbatch.train_loop.launch.trial_task import StartsAgain, failed_end, failure_kind_of
 from bigbatch.train_loop.loop.checkpoint import RunState
 from bigbatch.train_loop.loop.oom_retry import _halved
 
@@ -62,7 +62,7 @@ def died(cause: Exception) -> WorkerHealthCheckFailedError:
 )
 def test_an_errors_kind_is_that_of_its_class_after_a_way_between_processes_too(error, kind) -> None:
     again = pickle.loads(pickle.dumps(error))
-    assert kind_of(error) == kind and kind_of(again) == kind and str(again) == str(error)
+    assert failure_kind_of(error) == kind and failure_kind_of(again) == kind and str(again) == str(error)
     end = failed_end(group(r0=LOST, r1=error))
     if kind != FailureKind.PROCESS and kind not in ("diverged", "configuration", "checkpoint"):  # those all ranks meet
         assert end.kind == kind and (end.failure or "").startswith("worker 1: ")

@@ -21,7 +21,7 @@ from bigbatch.tune.plan.fitting import absent_nodes
 from bigbatch.tune.plan.machine import Machine, Node, Share, share_out
 from bigbatch.tune.search import capacity
 from bigbatch.tune.search.capacity import Capacity
-from bigbatch.tune.search.tuner import NODES_LOST, PrunerScheduler, memory_kills_fail_trials
+from bigbatch.tune.search.tuner import NODES_LOST, StopScheduler, memory_kills_fail_trials
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
 from helpers.searches import TINY, Search, load
@@ -243,7 +243,7 @@ class Controller:
 
 def given_up(capacity: Capacity) -> tuple[list[tuple[str, str]], list[str]]:
     bridge, controller = Bridge(), Controller({"small": 2.0, "large": 8.0})
-    scheduler: Any = PrunerScheduler(bridge, capacity)  # type: ignore[arg-type]
+    scheduler: Any = StopScheduler(bridge, capacity)  # type: ignore[arg-type]
     assert scheduler.choose_trial_to_run(controller) is None, "no trial is pending"
     return bridge.put, controller.stopped
 

@@ -14,7 +14,7 @@ from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.runs.retry import may_need_checkpoint
 from bigbatch.tune.runs.run import DIVERGED_ATTR, FAILURE_ATTR, has_diverged
 from bigbatch.tune.runs.verdict import Verdict
-from bigbatch.tune.search.tuner import MemoryKill, PrunerScheduler
+from bigbatch.tune.search.tuner import MemoryKill, StopScheduler
 from bigbatch.tune.trials.bridge import OptunaBridge
 from bigbatch.tune.trials.live_trials import EqualFailures
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen
@@ -113,7 +113,7 @@ def test_a_trials_own_process_that_ray_ended_for_memory_is_named(store, tmp_path
         bridge.suggest("before")
         bridge.on_trial_complete("before", error=True)
     bridge.suggest("a")
-    scheduler, trial = PrunerScheduler(bridge, capacity=None), FailedTrial(None)
+    scheduler, trial = StopScheduler(bridge, capacity=None), FailedTrial(None)
     if error is not None:
         (tmp_path / "error.pkl").write_bytes(ray.cloudpickle.dumps(error))
         trial = FailedTrial(str(tmp_path / "error.pkl"))
