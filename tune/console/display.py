@@ -338,6 +338,9 @@ class PlainLines:
         """Print the epoch's value of the objective, its loss and its learning rate."""
         self._progress.put(trial)
         self._within_epochs[trial.number] = ProgressLines()
+        before = self._progress.trials.get(json_values.whole_number(trial.user_attrs, CONTINUES_ATTR, -1))
+        if before is not None and record in before.records:  # the paused trial has shown it
+            return
         shown = self._progress.objectives.first.shown
         self.say(
             f"trial {trial.number} epoch {record['epoch']}/{planned_epochs(trial)}: "

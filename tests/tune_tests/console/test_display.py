@@ -78,6 +78,17 @@ def test_a_pipe_gets_plain_lines_without_control_codes():
     assert "lars" in lines[0] and "epoch 1/4: top-1 50.0 %" in lines[1] and "stopped at 50.0 %: because" in lines[2]
 
 
+def test_a_continuation_prints_only_what_it_trains():
+    """A resumed run sends its past epochs again; one that had to begin again has trained them anew."""
+    out = io.StringIO()
+    display = PlainLines(SearchProgress(planned=2, concurrency=1, finished={0: view(0, [0.5, 0.6], "PRUNED")}), out)
+    trial = view(1, [0.5, 0.61, 0.7])
+    trial.user_attrs["continues"] = 0
+    for record in trial.records:
+        display.epoch_ended(trial, record)
+    assert [line.partition("trial 1 ")[2][:9] for line in out.getvalue().splitlines()] == ["epoch 2/4", "epoch 3/4"]
+
+
 OWN_SPACE = """
 def space(trial, workload):
     lr = trial.suggest_float("lr_factor", 0.25, 8.0, log=True)
