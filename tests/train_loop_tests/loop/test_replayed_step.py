@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.loop import replayed_step, train as loop
+from bigbatch.train_loop.distributed import RankMeetings
+from bigbatch.train_loop.loop import assembly, replayed_step, train as loop
 from bigbatch.train_loop.loop.assembly import Run, seed_batch, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.replayed_step import CudaGraphs, ReplayedStep, replay_steps
@@ -376,14 +378,17 @@ def any_torch(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "lamb"])
-def test_a_gpu_replays_most_steps_of_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_replays_most_steps_of_a_network(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With SGD a thread writes a checkpoint after each step, and frees locked memory while a step is recorded."""
     rate = {"sgd": 0.05, "adamw": 0.002, "lars": 2.0, "lamb": 0.01}[name]
-    config = GPU.replace_keys({"optimizer.name": name, "peak_lr": rate})
+    config = GPU.replace_keys({"optimizer.name": name, "peak_lr": rate, "ema_decay": 0.9})
     any_torch(monkeypatch)
+    monkeypatch.setattr(assembly, "RankMeetings", lambda world: RankMeetings(world, interval_s=0.0))
     replays, replay = [], ReplayedStep._replay
     monkeypatch.setattr(ReplayedStep, "_replay", lambda self, rate: replays.append(rate) or replay(self, rate))
     auto, off = Heard(), Heard()
-    loop.train(config, reporter=auto, device=torch.device("cuda", 0))
+    files: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every_s": 1e-9} if name == "sgd" else {}
+    loop.train(config, reporter=auto, device=torch.device("cuda", 0), **files)
     loop.train(config.replace_keys({"model.compile": "off"}), reporter=off, device=torch.device("cuda", 0))
     assert not auto.notes and len(replays) > 10
     for ours, theirs in zip(auto.records, off.records, strict=True):
