@@ -89,20 +89,23 @@ def autocast(o: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
 
 
 def our_arm(o: argparse.Namespace, folder: Path, compile_: str) -> tuple[Arm, Callable[[], Iterator[Batch]]]:
+    from bigbatch.train_loop.loop import replayed_step
     from bigbatch.train_loop.loop.assembly import set_up
     from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-    from bigbatch.train_loop.loop.replayed_step import replay_steps
     from bigbatch.train_loop.loop.train import take_step
     from bigbatch.train_loop.reporter import ListReporter
 
     config = configuration(o, folder, compile_)
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), torch.device(o.device))
-    replay_steps(run)
+    replayed_step.LEAST_TORCH = "2"  # older versions go wrong only after a recording that CUDA refused
+    replayed_step.replay_steps(run)
 
     def steps(batches: Iterator[Batch], count: int) -> None:
         for batch in itertools.islice(batches, count):
             take_step(run, [batch], LR)
             run.progress.step += 1
+        if compile_ == "auto" and o.device == "cuda" and run.replay is None:
+            raise SystemExit("error: no step is replayed: a line above says why. Leave --replayed out.")
 
     def real() -> Iterator[Batch]:
         for epoch in itertools.count():

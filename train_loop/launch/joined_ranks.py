@@ -13,7 +13,7 @@ import torch.distributed as dist
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data.catalogue import stage_ahead
 from bigbatch.train_loop.distributed import Meeting
-from bigbatch.train_loop.errors import LostPeerError, is_lost_peer
+from bigbatch.train_loop.errors import LostPeerError, TrainingStopped, is_lost_peer
 from bigbatch.train_loop.host.ranks import Launch
 from bigbatch.train_loop.launch.local_workers import local_gpu_count
 
@@ -41,14 +41,20 @@ def joined_ranks(
         launch.announce()
         staged = partial(stage_ahead, data, stage_folder) if stage_folder else None
         (meeting or Meeting()).join("nccl" if gpus else "gloo", staged)
+    together = not gpus
     try:
         yield device
+        together = True
+    except TrainingStopped:  # on all ranks
+        together = True
+        raise
     except RuntimeError as error:
         if not is_lost_peer(error):
             raise
         raise LostPeerError("another worker has ended; its own message says why") from error
     finally:
-        if dist.is_initialized():
+        # A rank that fails alone would wait in NCCL for the others, which wait for it; its message would not come.
+        if together and dist.is_initialized():
             gc.collect()  # DDP's cycles keep gloo's threads, which would abort the interpreter's exit
             dist.destroy_process_group()
 

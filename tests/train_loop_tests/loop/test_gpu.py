@@ -5,15 +5,27 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.distributed import RankMeetings
+from bigbatch.train_loop.distributed import RankMeetings, World
 from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop.sharded_state import read_shards, write_shards
+from bigbatch.train_loop.loop.step import TrainStep
 from bigbatch.train_loop.loop.train import TrainingStopped
+from bigbatch.train_loop.model.sharding import shard
+from bigbatch.train_loop.model.weight_average import WeightAverage
+from bigbatch.train_loop.optim import build_optimizer
+from bigbatch.train_loop.optim.layerwise import is_dtensor
+from bigbatch.train_loop.optim.noise_scale import GradientNorms
 from helpers.loop_references import run
 from helpers.paths import TRAIN
 from helpers.processes import clean_environment
@@ -77,6 +89,62 @@ def test_images_from_loader_processes_train_on_the_device(device: str, tiny_imag
     config = TrainConfig(epochs=8).replace_keys({**keys, "data.loader.workers": 1, "data.loader.name": "ring"})
     last = run(config, device)[-1]
     assert last.val_top1 > 0.9 and last.loader_processes == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("optimizer", ["lars", "lamb", "adamw"])
+def test_a_group_of_one_rank_trains_as_none(
+    device: str, kind: str, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a single GPU can tell of several: gradients summed in bf16 over its backend, shards, and their files."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # AdamW makes a gradient of rounding alone large
+    config = changed(CONFIG, optimizer__name=optimizer, peak_lr=0.01, clip_grad_norm=0.5, bf16_gradients=True)
+    world = World(0, 1, torch.device(device, 0) if device == "cuda" else torch.device(device))
+    alone = trained_steps(config, world, "none")
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        step = trained_steps(config, world, kind)
+        content = {"model": step.model.state_dict(), "optimizer": step.optimizer.state_dict()}
+        read = read_shards(
+            write_shards(content, tmp_path, world, whole=False), tmp_path, step.model, step.optimizer, []
+        )
+        for mine, theirs in zip(tensors_of(content), tensors_of({key: read[key] for key in content}), strict=True):
+            assert torch.equal(mine, theirs)
+        for mine, theirs in zip(tensors_of(step.model.state_dict()), tensors_of(alone.model.state_dict()), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0.02, atol=1e-3)  # 8 bits
+    finally:
+        dist.destroy_process_group()
+
+
+def tensors_of(values: object) -> list[torch.Tensor]:
+    found: list[Any] = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return [(one.full_tensor() if is_dtensor(one) else one).detach().cpu() for one in found]
+
+
+def trained_steps(config: TrainConfig, world: World, kind: str) -> TrainStep:
+    """After four steps with one batch."""
+    torch.manual_seed(0)
+    model = plain_model()
+    if kind == "fsdp2":
+        model = shard(model, world, bf16_gradients=True)
+    parallel = model = model.to(world.device)
+    if kind == "ddp":
+        parallel = DistributedDataParallel(model, device_ids=[0] if world.device.type == "cuda" else None)
+        norms = GradientNorms(world.device, accumulation_steps=1, workers=2)
+        norms.watch(parallel, bf16=True)
+    step = TrainStep(
+        config, world.device, lambda images: images, model, parallel, build_optimizer(model, config.optimizer),
+        GradScaler(enabled=False), WeightAverage(model, 0.9), "off",
+    )  # fmt: skip
+    images, labels = (part[:16].to(world.device) for part in TinySource().train)
+    for number in range(1, 5):
+        step.gradients(images, labels, 1, last=True)
+        assert step.update(0.01, number)
+    if kind == "ddp":
+        norms.step([], 1.0)
+        assert norms.sums[0] > 0, "what was sent is measured"
+    return step
 
 
 @pytest.mark.gpu

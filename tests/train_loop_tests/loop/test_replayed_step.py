@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.loop import replayed_step, train as loop
+from bigbatch.train_loop.distributed import RankMeetings
+from bigbatch.train_loop.loop import assembly, replayed_step, train as loop
 from bigbatch.train_loop.loop.assembly import Run, seed_batch, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.replayed_step import CudaGraphs, ReplayedStep, replay_steps
 from bigbatch.train_loop.optim import build, lamb, lars
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
-from helpers.tiny_training import CLASSES, CONFIG, TinySource, bn_model, install
+from helpers.tiny_training import CONFIG, TinySource, bn_model, install
 
 HOST = {"_local_scalar_dense", "lift_fresh", "item", "is_nonzero", "equal", "nonzero"}
 """Operations in which a host waits for a device."""
@@ -369,15 +371,24 @@ GPU = TrainConfig().replace_keys(
 )  # fmt: skip
 
 
+def any_torch(patch: pytest.MonkeyPatch) -> None:
+    """Older versions go wrong only after a recording that CUDA refused: there is none here, and a GPU may have one."""
+    patch.setattr(replayed_step, "LEAST_TORCH", "2")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "lamb"])
-def test_a_gpu_replays_most_steps_of_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_replays_most_steps_of_a_network(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With SGD a thread writes a checkpoint after each step, and frees locked memory while a step is recorded."""
     rate = {"sgd": 0.05, "adamw": 0.002, "lars": 2.0, "lamb": 0.01}[name]
-    config = GPU.replace_keys({"optimizer.name": name, "peak_lr": rate})
+    config = GPU.replace_keys({"optimizer.name": name, "peak_lr": rate, "ema_decay": 0.9})
+    any_torch(monkeypatch)
+    monkeypatch.setattr(assembly, "RankMeetings", lambda world: RankMeetings(world, interval_s=0.0))
     replays, replay = [], ReplayedStep._replay
     monkeypatch.setattr(ReplayedStep, "_replay", lambda self, rate: replays.append(rate) or replay(self, rate))
     auto, off = Heard(), Heard()
-    loop.train(config, reporter=auto, device=torch.device("cuda", 0))
+    files: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every_s": 1e-9} if name == "sgd" else {}
+    loop.train(config, reporter=auto, device=torch.device("cuda", 0), **files)
     loop.train(config.replace_keys({"model.compile": "off"}), reporter=off, device=torch.device("cuda", 0))
     assert not auto.notes and len(replays) > 10
     for ours, theirs in zip(auto.records, off.records, strict=True):
@@ -387,16 +398,8 @@ def test_a_gpu_replays_most_steps_of_a_network(name: str, monkeypatch: pytest.Mo
 
 @pytest.mark.gpu
 def test_a_gpu_goes_on_where_the_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Waits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Sequential(nn.Flatten(), nn.LazyLinear(CLASSES))
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            outputs: torch.Tensor = self.body(images)
-            return outputs * (2.0 if outputs.sum().item() > 1e9 else 1.0)
-
-    install(monkeypatch.setattr, Waits)
+    install(monkeypatch.setattr, Looks)
+    any_torch(monkeypatch)
     heard = Heard()
     loop.train(ONE.replace_keys({"model.compile": "auto"}), reporter=heard, device=torch.device("cuda", 0))
     assert len(heard.notes) == 1 and "the host waits" in heard.notes[0] and len(heard.records) == ONE.epochs

@@ -83,13 +83,15 @@ def kept(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir())
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("size", [13, 32, 80])
-def test_windows_are_pillows_crops_resized(size: int) -> None:
+def test_windows_are_pillows_crops_resized(size: int, device: str) -> None:
     draws = np.random.default_rng(size)
     images = draws.integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
     boxes = np.sort(draws.permuted(np.tile(np.arange(33), (120, 1)), axis=1)[:, :2].reshape(60, 2, 2), axis=2)
     windows = np.column_stack([boxes[:, 0, 0], boxes[:, 1, 0], boxes[:, 0, 1], boxes[:, 1, 1], np.arange(60) % 2])
-    found = cut_windows(torch.from_numpy(images), torch.from_numpy(windows), size).numpy()
+    there = torch.from_numpy(images).to(device), torch.from_numpy(windows).to(device)
+    found = cut_windows(*there, size).cpu().numpy()
     theirs = np.empty_like(found)
     for image, (*box, mirrored), out in zip(images, windows.tolist(), theirs, strict=True):
         crop = np.array(Image.fromarray(image).crop(box).resize((size, size), Image.Resampling.BILINEAR))
