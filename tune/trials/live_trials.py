@@ -242,6 +242,7 @@ class LiveTrials:
         live.state, live.datetime_complete = State(state), datetime.now()
         live.user_attrs["ended_because"] = because
         self._notify("trial_ended", live)
+        del live.trial, live.chain  # the displays keep the run, and a search may have 10,000
 
     def put_back(self, trial_id: str, because: str = "interrupted; --resume continues it") -> None:
         """Let a trial wait in the study. This driver or the next one continues it from its last checkpoint."""
