@@ -14,8 +14,8 @@ from bigbatch.base import json_values
 from bigbatch.base.atomic_files import read_json
 from bigbatch.cluster.host.optuna_journal import (
     EPOCH_PREFIX,
-    FACTS,
     JOURNAL_NAME,
+    STATES,
     State,
     StoredStudy,
     StoredTrial,
@@ -57,7 +57,7 @@ def read_study_progress(folder: str | Path) -> StudyProgress | None:
         return StudyProgress(name, planned, finished, ended, json_values.number_or_none(noted, "best"))
     found: StoredStudy[StoredTrial] = StoredStudy([])
     with contextlib.suppress(OSError):
-        found = read_journal(folder, name, StoredTrial, FACTS) or found
+        found = read_journal(folder, name, StoredTrial, STATES) or found
     counted = counted_trials(found.trials)
     done = [trial.value for trial in counted if trial.state == State.COMPLETE and trial.value is not None]
     values = [value for value in done if not math.isnan(value)]
