@@ -111,7 +111,8 @@ def counted_trials(trials: Sequence[Either]) -> list[Either]:
     Failed trials that have a retry do not count, nor do paused trials that were continued, those that were refused
     before they began, and confirmations.
     """
-    again = {t.user_attrs.get(name) for t in trials for name in (CONTINUES_ATTR, RETRIES_ATTR)}
+    names = (CONTINUES_ATTR, RETRIES_ATTR)
+    again = {json_values.whole_number_or_none(t.user_attrs, name) for t in trials for name in names}
     found = (t for t in trials if t.number not in again and CONFIRMS_ATTR not in t.user_attrs)
     return [trial for trial in found if not was_refused(trial)]
 

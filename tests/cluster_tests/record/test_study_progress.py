@@ -123,6 +123,14 @@ def test_a_finished_trial_stays_as_it_is(tmp_path):
     assert same_as_optuna(tmp_path).best == 0.5
 
 
+@pytest.mark.parametrize("name", ["retries", "continues", "confirms", "refused"])
+def test_an_edited_attribute_stops_no_queue(tmp_path, name):
+    study = a_study(tmp_path)
+    study.enqueue_trial({}, user_attrs={name: [0]})
+    study.tell(study.ask(), 0.5)
+    assert study_progress.read_study_progress(tmp_path).ended == 1
+
+
 def test_what_is_no_study_is_none(tmp_path):
     assert study_progress.read_study_progress(tmp_path / "missing") is None
     (tmp_path / "study.json").write_text("[]")
