@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -150,23 +150,14 @@ class LiveTrials:
         observers: receive each event.
         workers: of each trial.
         admission: hears when trials begin and wait.
-        clock: seconds.
     """
 
     _objectives: Objectives
 
-    def __init__(
-        self,
-        store: StudyKeeper,
-        observers: list[Observer],
-        *,
-        workers: int,
-        admission: Admission,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, store: StudyKeeper, observers: list[Observer], *, workers: int, admission: Admission) -> None:
         self._store, self._study = store, store.study
         self._shared = SharedStudy(store)
-        self._observers, self._admission, self._clock = observers, admission, clock
+        self._observers, self._admission = observers, admission
         self._live: dict[str, LiveTrial] = {}
         self._finished = 0
         self._warned = False
