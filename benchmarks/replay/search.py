@@ -144,7 +144,6 @@ def replay(
             workers=1,
             observers=[],
             admission=Admission(_budget(keeper.ledger, slots, budget_h, clock)),
-            clock=clock,
         )
         driver = _SearchDriver(manager, pool, objective)
         found = drive(driver, table, slots, budget_h, clock, resume_s, enough)

@@ -62,7 +62,7 @@ def saved_work(study: Path | None) -> SavedWork | None:
             saved = max(saved, os.fstat(file.fileno()).st_mtime_ns)
     try:
         trials = study_progress.read_study_progress(study)
-        return SavedWork(study_progress.finished_epochs(study), trials.finished if trials else 0, saved)
+        return SavedWork(study_progress.finished_epochs(study), trials.ended if trials else 0, saved)
     except OSError:
         return None
 

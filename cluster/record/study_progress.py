@@ -14,8 +14,8 @@ from bigbatch.base import json_values
 from bigbatch.base.atomic_files import read_json
 from bigbatch.cluster.host.optuna_journal import (
     EPOCH_PREFIX,
-    FACTS,
     JOURNAL_NAME,
+    STATES,
     State,
     StoredStudy,
     StoredTrial,
@@ -38,6 +38,8 @@ class StudyProgress:
     planned: int | None
     finished: int = 0
     """The number of trials that have ended, as ``planned`` counts them: see ``counted_trials``."""
+    ended: int = 0
+    """The number of all trials that have ended. It never falls, as ``finished`` does when a trial is repeated."""
     best: float | None = None
     """Value of the best complete trial, in the study's first objective."""
 
@@ -51,16 +53,16 @@ def read_study_progress(folder: str | Path) -> StudyProgress | None:
     name, planned = str(description["name"]), json_values.whole_number_or_none(description, "trials")
     if not (folder / JOURNAL_NAME).exists():
         noted = read_json(folder / PROGRESS_FILE)  # nothing, if the driver has written none yet
-        ended, best = json_values.whole_number(noted, "ended"), json_values.number_or_none(noted, "best")
-        return StudyProgress(name, planned, ended, best)
+        finished, ended = (json_values.whole_number(noted, key) for key in ("finished", "ended"))
+        return StudyProgress(name, planned, finished, ended, json_values.number_or_none(noted, "best"))
     found: StoredStudy[StoredTrial] = StoredStudy([])
     with contextlib.suppress(OSError):
-        found = read_journal(folder, name, StoredTrial, FACTS) or found
+        found = read_journal(folder, name, StoredTrial, STATES) or found
     counted = counted_trials(found.trials)
     done = [trial.value for trial in counted if trial.state == State.COMPLETE and trial.value is not None]
     values = [value for value in done if not math.isnan(value)]
-    finished = sum(trial.state.is_finished() for trial in counted)
-    return StudyProgress(name, planned, finished, _best(values, json_values.text(description, "objective")))
+    finished, ended = (sum(trial.state.is_finished() for trial in some) for some in (counted, found.trials))
+    return StudyProgress(name, planned, finished, ended, _best(values, json_values.text(description, "objective")))
 
 
 def _best(values: list[float], objective: str) -> float | None:

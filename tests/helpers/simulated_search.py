@@ -86,7 +86,7 @@ class SimulatedSearch:
         self.store = self.open_store()
         self.manager = TrialManager(
             self.store, self.strategy(), self.configurations, objectives=Objectives(self.objectives),
-            trials=self.count, workers=1, clock=self.clock, **{"observers": [self], **self.more()},
+            trials=self.count, workers=1, **{"observers": [self], **self.more()},
         )  # fmt: skip
         self.manager.recover()
 

@@ -189,6 +189,7 @@ class LiveTable:
         with self._lock:
             self._progress.put(trial)
             self._progress.starting.add(trial.number)
+            self._progress.steps.pop(trial.number, None)  # of an attempt that was interrupted
 
     def trial_started(self, trial: Run) -> None:
         """Show the trial's new state."""

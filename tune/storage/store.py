@@ -385,7 +385,8 @@ def open_storage(folder: Path, url: str | None, disk: Disk | None = None) -> opt
 def _write_progress(trials: Sequence[optuna.trial.FrozenTrial], folder: Path, objectives: Objectives) -> None:
     """How far a study in a database is, for jobs and the queue, which read no database."""
     best = leading_trial(trials, None, objectives)
-    facts = {"ended": count_ended(trials), "epochs": sum(len(epoch_records(trial)) for trial in trials)}
+    facts = {"finished": count_ended(trials), "ended": sum(trial.state.is_finished() for trial in trials)}
+    facts["epochs"] = sum(len(epoch_records(trial)) for trial in trials)
     value = best.values[0] if best is not None and best.values else None
     write_json(folder / PROGRESS_FILE, {"schema_version": SCHEMA_VERSION, **facts, "best": value})
 

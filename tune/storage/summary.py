@@ -226,7 +226,7 @@ def _read_trials(summary: StudySummary, details: bool) -> None:
     if summary.study.trials:
         summary.ended, summary.best = summary.study.ended, summary.study.best_value
     elif noted:
-        summary.ended = json_values.whole_number(noted, "ended")
+        summary.ended = json_values.whole_number(noted, "finished")
         summary.best = json_values.number_or_none(noted, "best")
 
 

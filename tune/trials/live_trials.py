@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -150,23 +150,14 @@ class LiveTrials:
         observers: receive each event.
         workers: of each trial.
         admission: hears when trials begin and wait.
-        clock: seconds.
     """
 
     _objectives: Objectives
 
-    def __init__(
-        self,
-        store: StudyKeeper,
-        observers: list[Observer],
-        *,
-        workers: int,
-        admission: Admission,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, store: StudyKeeper, observers: list[Observer], *, workers: int, admission: Admission) -> None:
         self._store, self._study = store, store.study
         self._shared = SharedStudy(store)
-        self._observers, self._admission, self._clock = observers, admission, clock
+        self._observers, self._admission = observers, admission
         self._live: dict[str, LiveTrial] = {}
         self._finished = 0
         self._warned = False
@@ -242,6 +233,7 @@ class LiveTrials:
         live.state, live.datetime_complete = State(state), datetime.now()
         live.user_attrs["ended_because"] = because
         self._notify("trial_ended", live)
+        del live.trial, live.chain  # the displays keep the run, and a search may have 10,000
 
     def put_back(self, trial_id: str, because: str = "interrupted; --resume continues it") -> None:
         """Let a trial wait in the study. This driver or the next one continues it from its last checkpoint."""

@@ -10,7 +10,6 @@ Ray Tune drives it through ``bigbatch.tune.trials.bridge``; ``benchmarks/replay/
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 
 import optuna
@@ -73,7 +72,6 @@ class TrialManager(LiveTrials):
         admission: asked before each trial whether the budget has room for it.
         sharing: how many trials share a GPU. None: each has its devices alone.
         cluster: the nodes. None: there is one.
-        clock: seconds.
     """
 
     def __init__(
@@ -92,9 +90,8 @@ class TrialManager(LiveTrials):
         admission: Admission | None = None,
         sharing: SharedGpus | None = None,
         cluster: ClusterNodes | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(store, observers, workers=workers, admission=admission or Admission(), clock=clock)
+        super().__init__(store, observers, workers=workers, admission=admission or Admission())
         self._strategy, self._configurations = strategy, configurations
         self._objectives, self._trials = objectives, trials
         self._confirmations = ConfirmationQueue(self._study, confirm)

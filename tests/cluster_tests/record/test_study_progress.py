@@ -9,6 +9,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from bigbatch.cluster.host import optuna_journal
 from bigbatch.cluster.record import study_progress
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.storage.store import StudyStore
@@ -75,6 +76,22 @@ def test_every_prefix_of_a_journal_counts_as_optuna_does(tmp_path):
     assert found.best == 0.95 and found.planned == 10 and found.finished == len(whole.trials) - 5 == 8
 
 
+def test_what_counts_no_trial_is_not_parsed(tmp_path, monkeypatch):
+    """Most of a long journal; a job that waits for the first epoch of its start reads it every half minute."""
+    study, parsed = a_study(tmp_path), list[bytes | str]()
+    for attrs in ({"config": {}, "epoch/00001": {}, "gpu_hours": 1.0}, {"config": {}, "refused": True}):
+        trial = study.ask()
+        for name, value in attrs.items():
+            trial.set_user_attr(name, value)
+        study.tell(trial, state=TrialState.FAIL)
+    loads = json.loads
+    monkeypatch.setattr(optuna_journal.json, "loads", lambda line: parsed.append(line) or loads(line))
+    found = study_progress.read_study_progress(tmp_path)
+    assert (found.finished, found.ended) == (1, 2)
+    codes = [loads(line)["op_code"] for line in parsed if isinstance(line, bytes)]
+    assert sorted(codes) == [0, 4, 4, 6, 6, 8]
+
+
 @pytest.mark.parametrize(
     "rest", [b'{"op_code":6,"trial_id":0,"sta', b"\xff\xfe\x00", b"{}", b'{"op_code":6}\n[1]\nnull\n']
 )
@@ -104,6 +121,14 @@ def test_a_finished_trial_stays_as_it_is(tmp_path):
         late |= {"datetime_complete": None}
         journal.write(json.dumps(late, separators=(",", ":")) + "\n")
     assert same_as_optuna(tmp_path).best == 0.5
+
+
+@pytest.mark.parametrize("name", ["retries", "continues", "confirms", "refused"])
+def test_an_edited_attribute_stops_no_queue(tmp_path, name):
+    study = a_study(tmp_path)
+    study.enqueue_trial({}, user_attrs={name: [0]})
+    study.tell(study.ask(), 0.5)
+    assert study_progress.read_study_progress(tmp_path).ended == 1
 
 
 def test_what_is_no_study_is_none(tmp_path):

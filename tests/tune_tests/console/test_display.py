@@ -11,6 +11,7 @@ from rich.console import Console
 from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import BatchConfig, OptimizerConfig, TrainConfig
+from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.budget.ledger import DeviceSeconds
 from bigbatch.tune.console.display import (
     LiveTable,
@@ -63,6 +64,18 @@ def test_the_live_table_shows_state_settings_epoch_value_and_time_left():
     text = rendered(display)
     for word in ("done", "stopped", "running", "lars", "3.25", "4/4", "1/4", "0/4", "80.0 %", "2 of 4", "trial 0"):
         assert word in text, word
+
+
+def test_a_trial_that_starts_again_shows_no_step_of_the_attempt_before():
+    progress = SearchProgress(planned=4, concurrency=1, finished={})
+    display = LiveTable(progress, Console(file=io.StringIO(), force_terminal=True))
+    display.trial_planned(view(0, [0.5]))
+    display.trial_started(view(0, [0.5]))
+    display.steps_done(view(0, [0.5]), StepProgress(epoch=2, step=4, steps=10))
+    assert "1.4/4" in rendered(display)
+    display.trial_ended(view(0, [0.5], "WAITING"))
+    display.trial_planned(view(0, [0.5]))
+    assert "starting" in rendered(display) and " 1/4 " in rendered(display)
 
 
 def test_a_pipe_gets_plain_lines_without_control_codes():
