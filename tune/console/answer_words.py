@@ -213,10 +213,10 @@ class AnswerWords:
             return said.strip()
         on = f"{self.choosing:,} {self.noun}" if self.choosing else self.noun
         if own.get("reported_by") == FRESH_SEEDS:
-            return (
-                f"{said}The seeds are fresh, but the same {on} chose it: what fits them by luck is still in this "
-                "value. --holdout 50% shows how much."
-            )
+            # BigBatch sees no examples of a user's whole training function, so it can hold none out.
+            advice = " --holdout 50% shows how much." if self.choosing else ""
+            still = "what fits them by luck is still in this value."
+            return f"{said}The seeds are fresh, but the same {on} chose it: {still}{advice}"
         among = json_values.whole_number(own, "finished")
         best_of = f"the best of {among} runs" if among > 1 else "the only run"
         return f"{said}It is {best_of} by this very value, so a part of it is luck." if among > 1 else said.strip()
