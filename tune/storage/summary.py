@@ -84,10 +84,9 @@ class StudySummary:
     @property
     def watched(self) -> str | None:
         """The first objective, if it is a metric of an epoch; None for a target, or for what a run costs."""
-        name, colon, _ = (
-            json_values.text(self.description, "objective", "val_top1:max").partition(",")[0].partition(":")
-        )
-        return name if colon and not name.endswith(COSTS) else None
+        first = json_values.text(self.description, "objective", "val_top1:max").partition(",")[0]
+        name, colon, way = first.partition(":")
+        return name if colon and "=" not in way and not name.endswith(COSTS) else None
 
     @property
     def has_gpus(self) -> bool:
