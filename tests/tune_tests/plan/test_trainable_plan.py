@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.console.confirmation_words import confirm_lines
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.own_code import reported_names
@@ -76,6 +77,8 @@ def test_a_frontier_a_target_and_confirmations_are_those_of_other_searches(own: 
     found = plan(confirm="2x3", tolerance="1%")
     assert found.frontier is not None and (found.frontier.name, found.frontier.values) == ("last", (4, 16))
     assert str(found.confirm) == "2x3" and str(plan().confirm) == "none", "only accuracies are confirmed by default"
+    resumed = plan(confirm=str(plan().confirm))  # as study.json keeps it
+    assert confirm_lines(resumed) == confirm_lines(plan()) and "by default" in confirm_lines(resumed)[0][1]
     fixed = plan(set=("last=4",)).frontier
     assert fixed is not None and fixed.values == (4,)
     own.write_text(OWN + '\nFRONTIER = "lr"\n')
