@@ -76,7 +76,7 @@ class AnswerWords:
         which = f"the best of {runs} finished runs" if runs > 1 else "the only finished run"
         on = f" on {self._examples(self.choosing)}" if self.choosing else ""
         baseline = json_values.number(self.values, "baseline")
-        worse = self.sign * json_values.number(best, "reported") < self.sign * baseline
+        worse = self.sign * json_values.number(best, "objective") < self.sign * baseline
         than = (
             "which is better: are labels, loss and the stated baseline right?"
             if worse
