@@ -249,7 +249,8 @@ def trials_of_tables(folder: Path) -> list[Run]:
     by_number = {trial.number: trial for trial in trials}
     if (folder / EPOCHS_TABLE).exists():
         for row in pq.read_table(folder / EPOCHS_TABLE).to_pylist():
-            row |= {name: dict(row[name]) for name in MAPS if row.get(name)}  # Arrow gives a map as pairs
+            # Arrow gives a map as pairs, and null for what a record does not have.
+            row = {name: dict(found) if name in MAPS else found for name, found in row.items() if found is not None}
             if (number := row.pop("trial")) in by_number:
                 by_number[number].user_attrs[f"{EPOCH_ATTR}{row['epoch']:05d}"] = row
     return trials
