@@ -141,7 +141,7 @@ def _trials(found: StudySummary, most: int | None) -> str:
                 _running_words(found) if trial.state == State.RUNNING else state_words(trial),
                 *(values.get(name, "") for name in names),
                 _epochs(trial),
-                value_words(found, last if trial.value is None else trial.value),
+                value_words(found, trial.value if trial.state == State.COMPLETE else last),
                 "–" if hours is None else f"{hours:.2f}",
             )
         )

@@ -76,7 +76,7 @@ class AnswerWords:
         which = f"the best of {runs} finished runs" if runs > 1 else "the only finished run"
         on = f" on {self._examples(self.choosing)}" if self.choosing else ""
         baseline = json_values.number(self.values, "baseline")
-        worse = self.sign * json_values.number(best, "reported") < self.sign * baseline
+        worse = self.sign * json_values.number(best, "objective") < self.sign * baseline
         than = (
             "which is better: are labels, loss and the stated baseline right?"
             if worse
@@ -213,10 +213,10 @@ class AnswerWords:
             return said.strip()
         on = f"{self.choosing:,} {self.noun}" if self.choosing else self.noun
         if own.get("reported_by") == FRESH_SEEDS:
-            return (
-                f"{said}The seeds are fresh, but the same {on} chose it: what fits them by luck is still in this "
-                "value. --holdout 50% shows how much."
-            )
+            # BigBatch sees no examples of a user's whole training function, so it can hold none out.
+            advice = " --holdout 50% shows how much." if self.choosing else ""
+            still = "what fits them by luck is still in this value."
+            return f"{said}The seeds are fresh, but the same {on} chose it: {still}{advice}"
         among = json_values.whole_number(own, "finished")
         best_of = f"the best of {among} runs" if among > 1 else "the only run"
         return f"{said}It is {best_of} by this very value, so a part of it is luck." if among > 1 else said.strip()

@@ -81,8 +81,9 @@ def confirm_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     if not plan.objectives.one_metric:
         return []
     if not rule.best or (rule.affordable and not plan.open_ended and plan.trials < LEAST_TRIALS):
-        why = f"fewer than {LEAST_TRIALS} trials" if rule.best else "only accuracies are by default"
-        why = "--confirm none" if plan.options.confirm == "none" else why
+        # A resumed study has "none" of another metric, whether that was asked for or not.
+        why = "--confirm none" if plan.objectives.first.metric.is_proportion else "only accuracies are by default"
+        why = f"fewer than {LEAST_TRIALS} trials" if rule.best else why
         return [("confirm", f"nothing ({why}); --confirm 1x3 trains the best again with three fresh seeds")]
     values = len(frontier.values) if frontier else 1
     seeds = f"with {counted_noun(rule.seeds, 'fresh seed')}"

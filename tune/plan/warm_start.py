@@ -21,7 +21,7 @@ from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import DEFAULT_OBJECTIVE
 from bigbatch.tune.runs.run import Run, earlier_of, has_diverged
 from bigbatch.tune.storage.description import STUDY_FILE, read_description
-from bigbatch.tune.storage.summary import EPOCHS_TABLE, UNREADABLE, summarize
+from bigbatch.tune.storage.summary import UNREADABLE, summarize
 
 MOST_TRIALS = 200
 """Of a larger study so many trials are kept: one half are the best, the other half are spread over the rest."""
@@ -81,7 +81,7 @@ def _read(path: str, plan: SearchPlan) -> KnownStudy:
         )
     space = _SpaceToFit(plan, json_values.mapping(description, "overrides"))
     space.check(path, trials)
-    found = _merged(trials, space, _read_gains(Path(path), plan.objectives.first), plan.objectives.first)
+    found = _merged(trials, space, plan.objectives.first)
     if not found:
         raise ConfigError(
             f"--warm-start needs trials within this search's ranges; got {path!r} with {len(trials)}, all outside. "
@@ -168,24 +168,17 @@ def _on_edge(value: float, found: ParamRange) -> float:
     return next((end for end in (found.low, found.high) if math.isclose(value, end, rel_tol=1e-9)), value)
 
 
-def _read_gains(folder: Path, objective: Objective) -> dict[int, dict[int, float]]:
-    """Trial → epoch → gain, from the study's table. Without one, only the ends of trials are known."""
-    if not os.path.exists(folder / EPOCHS_TABLE):
-        return {}
-    import pyarrow.parquet as pq
-
-    found: dict[int, dict[int, float]] = {}
-    for row in pq.read_table(folder / EPOCHS_TABLE).to_pylist():
-        record = {name: value for name, value in row.items() if value is not None}
-        value = objective.value(record)
-        if math.isfinite(value) and objective.has_learnt(record):  # else the trial has diverged in this epoch
-            found.setdefault(int(row["trial"]), {})[int(row["epoch"])] = objective.gain(value)
-    return found
+def _gains(trial: Run, objective: Objective) -> dict[int, float]:
+    """Epoch → gain, of the epochs in which it has not diverged."""
+    known = ((record, objective.value(record)) for record in trial.records if objective.has_learnt(record))
+    return {
+        json_values.whole_number(record, "epoch"): objective.gain(value)
+        for record, value in known
+        if math.isfinite(value)
+    }
 
 
-def _merged(
-    trials: Sequence[Run], space: _SpaceToFit, known: Mapping[int, Mapping[int, float]], objective: Objective
-) -> list[Curve]:
+def _merged(trials: Sequence[Run], space: _SpaceToFit, objective: Objective) -> list[Curve]:
     """One for each configuration: of a trial, its continuation and its retries together."""
     first: dict[int, int] = {}
     found: dict[int, Curve] = {}
@@ -197,9 +190,7 @@ def _merged(
         epochs = _epochs_of(trial)
         if params is None:
             continue
-        gains = {**(found[number].gains if number in found else {}), **known.get(trial.number, {})}
-        if trial.value is not None and math.isfinite(trial.value) and trial.epochs > 0:
-            gains.setdefault(trial.epochs, objective.gain(trial.value))
+        gains = {**(found[number].gains if number in found else {}), **_gains(trial, objective)}
         if gains or has_diverged(trial):
             kept = _few_values(gains, epochs)
             found[number] = Curve(number, params, kept, epochs, has_diverged(trial), space.group(trial))

@@ -84,10 +84,9 @@ class StudySummary:
     @property
     def watched(self) -> str | None:
         """The first objective, if it is a metric of an epoch; None for a target, or for what a run costs."""
-        name, colon, _ = (
-            json_values.text(self.description, "objective", "val_top1:max").partition(",")[0].partition(":")
-        )
-        return name if colon and not name.endswith(COSTS) else None
+        first = json_values.text(self.description, "objective", "val_top1:max").partition(",")[0]
+        name, colon, way = first.partition(":")
+        return name if colon and "=" not in way and not name.endswith(COSTS) else None
 
     @property
     def has_gpus(self) -> bool:
@@ -250,7 +249,8 @@ def trials_of_tables(folder: Path) -> list[Run]:
     by_number = {trial.number: trial for trial in trials}
     if (folder / EPOCHS_TABLE).exists():
         for row in pq.read_table(folder / EPOCHS_TABLE).to_pylist():
-            row |= {name: dict(row[name]) for name in MAPS if row.get(name)}  # Arrow gives a map as pairs
+            # Arrow gives a map as pairs, and null for what a record does not have.
+            row = {name: dict(found) if name in MAPS else found for name, found in row.items() if found is not None}
             if (number := row.pop("trial")) in by_number:
                 by_number[number].user_attrs[f"{EPOCH_ATTR}{row['epoch']:05d}"] = row
     return trials

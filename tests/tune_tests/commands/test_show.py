@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import optuna
+import pytest
 from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
@@ -48,6 +49,20 @@ def test_the_best_is_the_one_with_the_best_mean_over_fresh_seeds(tmp_path: Path,
     assert [line.split()[:2] for line in lines if line.startswith("*")] == [["*", "1"]]
     said = ("done, confirms 1", "done, confirms 2", "failed, confirms 2")
     assert [sum(words in line for line in lines) for words in said] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("target", ["val_top1=0.5", "recall:max=0.5"])
+def test_what_a_stopped_trial_lacks_to_its_target_is_not_shown_as_hours(tmp_path: Path, capsys, target: str) -> None:
+    store = StudyStore.create(tmp_path / "s", "s", {"trials": 1, "objective": target}, None)
+    trial = store.study.ask()
+    trial.set_user_attr("config", TrainConfig(epochs=EPOCHS).to_dict())
+    trial.set_user_attr("epoch/00001", {"epoch": 1, "val_top1": 0.2245, "metrics": {"recall": 0.2245}})
+    trial.report(0.551, 1)
+    store.study.tell(trial, state=TrialState.PRUNED)
+    store.close()
+    assert show_main([str(tmp_path / "s")]) == 0
+    text = capsys.readouterr().out
+    assert "stopped" in text and "0.551" not in text and "0.22" not in text
 
 
 def test_limits_of_another_type_in_study_json_count_as_missing(tmp_path: Path, capsys) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.console.confirmation_words import confirm_lines
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.own_code import reported_names
@@ -13,6 +14,7 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.objective import TimeToTarget
 from bigbatch.tune.runs.objectives import objectives_of
 from bigbatch.tune.search.running import configurations_of
+from bigbatch.tune.storage.store import StudyStore
 from helpers.refusals import refusal
 
 OWN = '''"""Says what it was given."""
@@ -76,6 +78,8 @@ def test_a_frontier_a_target_and_confirmations_are_those_of_other_searches(own: 
     found = plan(confirm="2x3", tolerance="1%")
     assert found.frontier is not None and (found.frontier.name, found.frontier.values) == ("last", (4, 16))
     assert str(found.confirm) == "2x3" and str(plan().confirm) == "none", "only accuracies are confirmed by default"
+    resumed = plan(confirm=str(plan().confirm))  # as study.json keeps it
+    assert confirm_lines(resumed) == confirm_lines(plan()) and "by default" in confirm_lines(resumed)[0][1]
     fixed = plan(set=("last=4",)).frontier
     assert fixed is not None and fixed.values == (4,)
     own.write_text(OWN + '\nFRONTIER = "lr"\n')
@@ -113,6 +117,23 @@ def test_a_frontier_a_target_and_confirmations_are_those_of_other_searches(own: 
 )
 def test_what_cannot_be_searched_is_refused_in_one_line(own: Path, changes: dict[str, Any], said: str) -> None:
     assert said in refusal(lambda: plan(**changes))
+
+
+def test_the_curves_of_another_study_are_read_for_a_metric_that_the_function_reports(own: Path) -> None:
+    before = plan(study="before")
+    store = StudyStore.create(before.folder, "before", before.to_dict(), None)
+    trial = store.study.ask()
+    config = configurations_of(before).new(trial).to_dict()
+    records = {f"epoch/{epoch:05d}": {"epoch": epoch, "metrics": {"accuracy": epoch / 10}} for epoch in range(1, 8)}
+    for name, value in ({"config": config} | records).items():
+        trial.set_user_attr(name, value)
+    store.study.tell(trial, 0.7)
+    store.refresh(force=True)
+    store.close()
+    (by_journal,) = plan(warm_start=(str(before.folder),)).warm_start
+    assert [curve.gains for curve in by_journal.curves] == [{1: 0.1, 2: 0.2, 4: 0.4, 7: 0.7}]
+    (before.folder / "optuna.journal").unlink()  # as of a study in a database
+    assert plan(warm_start=(str(before.folder),)).warm_start == (by_journal,)
 
 
 def test_a_resumed_study_knows_its_function_and_completes_its_settings(own: Path) -> None:

@@ -13,6 +13,7 @@ from scipy.stats import beta, binomtest
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.given import read_config, unusable_config
+from bigbatch.tune.console.answer_words import answer_in_words
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.reported import Examples, by_choice, clopper_pearson
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE
@@ -51,6 +52,14 @@ def test_a_loss_below_the_baseline_by_less_than_it_changes_is_no_learning(tmp_pa
     for curve, usable in (([2.35, 2.28, 2.31, 2.29], False), ([2.2, 1.5, 1.2, 1.1], True)):
         spec = StudySpec([RunSpec(128, curve)], about, values=(128,))
         assert values_of(tmp_path / f"{usable}", spec)["usable"] is usable
+
+
+def test_a_constant_prediction_is_called_better_only_than_the_value_that_is_said(tmp_path):
+    """Its value is known on the images that choose; on those held out the run may be a little worse."""
+    for end, better in ((0.38, False), (0.37, True)):
+        about = {"val_size": 100, "holdout_size": 100, "baseline": {"val_top1": 0.38}}
+        values = values_of(tmp_path / f"{end}", StudySpec([RunSpec(128, [0.3, end], 0.35)], about, values=(128,)))
+        assert ("which is better" in answer_in_words(values)[0]) is better
 
 
 def test_the_best_json_of_such_a_study_is_not_trained(tmp_path):

@@ -333,6 +333,15 @@ def test_what_diverged_with_a_fresh_seed_is_the_answer_only_where_nothing_else_i
     assert (lost if diverged < 3 else "Nothing has learned yet") in said, "what diverges with each seed is at chance"
 
 
+@pytest.mark.parametrize("choosing", [200, 0])
+def test_a_holdout_is_advised_only_where_the_search_sees_examples(choosing: int) -> None:
+    """With ``--trainable`` it sees none, and refuses ``--holdout``."""
+    found = frontier_json(frontier_of([*SEARCH, *runs_of(2, 256, 6, diverged=0)], BATCHES))
+    said = " ".join(answer_in_words(found | {"examples": {"noun": "examples", "choosing": choosing}}))
+    assert "what fits them by luck is still in this value." in said
+    assert ("--holdout" in said) is bool(choosing)
+
+
 def test_a_repeated_confirmation_counts_once() -> None:
     """``--retry-failed`` repeats it with the same seed, as a new trial."""
     trials = [*SEARCH, *runs_of(2, 256, 6, diverged=1), trial(9, 0.96, 256, confirms=2, confirmation_seed=2, retries=8)]
