@@ -39,6 +39,7 @@ BAD_INPUT = {  # more in plan/test_odd_command_lines.py
     "a space that ends the program": (("--space", "exits.py"), "SystemExit"),
     "a space with another image size": (("--space", "resizes.py"), "image_size"),
     "storage that does not open": ((*GOOD, "--storage", "nosuchdb://x/y"), "--storage"),
+    "storage in memory": ((*GOOD, "--storage", "sqlite://"), "--storage must be a database that outlives the search"),
 }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TextIO
 
@@ -183,6 +185,12 @@ class LiveTable:
         # The last frame stays on the screen, where the hint would be wrong.
         self._last_line = Text("")
         self._live.stop()
+
+    def acknowledge(self, text: str) -> None:
+        """Show a text in the last line, at once. A signal's handler may call this."""
+        self._last_line = Text(text, style="yellow")
+        with suppress(OSError):  # over the old line: below it the text would tear the table
+            os.write(self._console.file.fileno(), f"\r\x1b[2K{text}".encode())
 
     def trial_planned(self, trial: Run) -> None:
         """Show the new trial."""

@@ -236,7 +236,7 @@ def _search(
         with make_display(SearchProgress(*shown), quiet=plan.options.quiet) as display:
             watch = watch_over(run, store, [lines, display])
             observers += [watch, lines, display, sharing]
-            with watch.running():
+            with watch.running(), stop.acknowledged_by(getattr(display, "acknowledge", None)):
                 connection.tell_dashboard(watch.note)
                 _fit(run, store, stop, watch, ray_storage)
 

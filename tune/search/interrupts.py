@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from bigbatch.train_loop.host.signals import StopSignals, say_from_handler
 
@@ -14,6 +16,8 @@ class StopRequest:
     """A request to end the search early: after a signal, or when a budget is spent. The first reason is kept."""
 
     def __init__(self) -> None:
+        self.acknowledge: Callable[[str], None] = lambda text: say_from_handler(f"\n{text}\n")
+        """Called in the signal's handler. A live table shows the text by itself."""
         self.reason: str | None = None
         self.signal: int | None = None
         self._event = threading.Event()
@@ -30,6 +34,15 @@ class StopRequest:
         """Whether the search should end."""
         return self._event.is_set()
 
+    @contextmanager
+    def acknowledged_by(self, shown: Callable[[str], None] | None) -> Iterator[None]:
+        """Let ``shown`` acknowledge signals within the block; None: as outside."""
+        before, self.acknowledge = self.acknowledge, shown or self.acknowledge
+        try:
+            yield
+        finally:
+            self.acknowledge = before
+
 
 def stop_signals(stop: StopRequest) -> StopSignals:
     """The stop signals of a search: the first ends it in order, a second Ctrl-C at once.
@@ -39,6 +52,6 @@ def stop_signals(stop: StopRequest) -> StopSignals:
 
     def asked(signum: int) -> None:
         stop.set("interrupted" if signum == signal.SIGINT else f"by {signal.Signals(signum).name}", signum)
-        say_from_handler(f"\n{STOPPING}\n")
+        stop.acknowledge(STOPPING)
 
     return StopSignals(asked)

@@ -43,8 +43,8 @@ def check_url(url: str | None) -> None:
     except ModuleNotFoundError:
         return
     try:
-        dialect = make_url(url).get_dialect()
-        dialect.import_dbapi()
+        made = make_url(url)
+        made.get_dialect().import_dbapi()
     except (ArgumentError, NoSuchModuleError, ValueError):
         raise ConfigError(
             f"--storage must be a database's URL; got {redact(url)!r}. "
@@ -55,6 +55,11 @@ def check_url(url: str | None) -> None:
             f"--storage needs a driver that is not installed; got {redact(url)!r} and no {error.name!r}. "
             "Install it, or name an installed one: postgresql+DRIVER://…"
         ) from None
+    if made.get_backend_name() == "sqlite" and made.database in (None, "", ":memory:"):
+        raise ConfigError(
+            f"--storage must be a database that outlives the search; got {url!r}, which is in memory. "
+            "Write e.g. sqlite:///study.db, or leave it out for a journal file."
+        )
 
 
 def shared_file_warning(url: str | None) -> str | None:

@@ -6,7 +6,10 @@ import signal
 import optuna
 import psutil
 import pytest
+from rich.console import Console
+from rich.text import Text
 
+from bigbatch.tune.console.display import LiveTable, SearchProgress
 from bigbatch.tune.search.interrupts import STOPPING, StopRequest, stop_signals
 from helpers.processes import wait_gone
 from helpers.searches import Search, load
@@ -22,10 +25,23 @@ def test_ctrl_c_is_acknowledged_and_another_ends_at_once(capfd: pytest.CaptureFi
     assert capfd.readouterr().err == f"\n{STOPPING}\n"
 
 
+def test_a_live_table_acknowledges_in_its_last_line(tmp_path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Printed below the table, the text would be erased by the next frame, which leaves torn lines."""
+    stop, drawn = StopRequest(), tmp_path / "terminal"
+    with drawn.open("w") as terminal:
+        table = LiveTable(SearchProgress(2, 1, {}), Console(file=terminal, width=80, force_terminal=True))
+        before = len(table._draw().renderables)
+        with stop_signals(stop), stop.acknowledged_by(table.acknowledge):
+            signal.raise_signal(signal.SIGINT)
+        assert table._draw().renderables[-1] == Text(STOPPING) and len(table._draw().renderables) == before
+    assert drawn.read_bytes() == f"\r\x1b[2K{STOPPING}".encode() and capfd.readouterr().err == ""
+    with stop_signals(StopRequest()):  # outside of the table
+        signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == f"\n{STOPPING}\n"
+
+
 @pytest.mark.parametrize(("planned", "code"), [(1, 0), (2, 130)])
 def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_done(tmp_path, capsys, planned, code):
-    from rich.console import Console
-
     from bigbatch.tune.plan.checked_plan import make_plan
     from bigbatch.tune.plan.options import SearchOptions
     from bigbatch.tune.search.driver import end_search
