@@ -86,7 +86,7 @@ def _config_in(path: Path, text: str) -> TrainConfig:
     try:
         return read_config(path)
     except ConfigError as error:
-        raise ConfigError(f"--enqueue needs a file with a configuration; got {error}") from None
+        raise ConfigError(f"--enqueue needs a file with a configuration: {error}") from None
 
 
 def first_trials(plan: SearchPlan) -> tuple[EnqueuedTrial, ...]:

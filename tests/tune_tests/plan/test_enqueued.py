@@ -108,7 +108,7 @@ def test_refusals_are_one_line(tmp_path: Path) -> None:
     assert "Did you mean 'lamb-32k'?" in refusal(tmp_path, enqueue=("recipe:lamb-32",))
     assert "Write --enqueue recipe:lamb-32k." in refusal(tmp_path, enqueue=("lamb-32k",))
     assert "which is no file" in refusal(tmp_path, enqueue=(str(tmp_path / "nothing.json"),))
-    assert f"got {text}: a configuration is JSON" in refusal(tmp_path, enqueue=(str(text),))
+    assert f"{text}: a configuration is JSON" in refusal(tmp_path, enqueue=(str(text),))
     assert "or none alone" in refusal(tmp_path, enqueue=("none", recipe))
     assert len(read_sources((recipe, recipe))) == 1
     assert "without parameters_of" in refusal(tmp_path, space=str(own), enqueue=(recipe,))
