@@ -58,11 +58,6 @@ class TrainableSpace(Space):
             trainable=TrainableConfig(self.trainable, Options(options)),
         )
 
-    def _wanted_points(self, workload: Workload, pinned: Mapping[str, object]) -> list[dict[str, object]]:
-        """The file's points, without names that ``pinned`` fixes."""
-        points = self.initial(workload) if self.initial else []
-        return [{name: value for name, value in point.items() if name not in pinned} for point in points]
-
     def key_of(self, name: str) -> str | None:
         """None: a parameter is no key of the training loop's configuration."""
         return None
