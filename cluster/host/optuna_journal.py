@@ -34,9 +34,9 @@ that it violates a constraint. Nothing was trained, so it is none of ``--trials`
 _CREATE_STUDY, _DELETE_STUDY, _CREATE_TRIAL, _PARAM, _STATE, _VALUE, _USER_ATTR, _SYSTEM_ATTR = 0, 1, 4, 5, 6, 7, 8, 9
 STATES = frozenset({_CREATE_STUDY, _DELETE_STUDY, _CREATE_TRIAL, _STATE})
 """The entries that say how trials ended; ``read_journal`` adds those of REFUSED_ATTR, for ``counted_trials``. The other
-attributes that count come with a trial's creation. A long journal takes a fifth of the time with these alone."""
+attributes that count come with a trial's creation. Parsing the others would take most of the time."""
 FACTS = STATES | {_USER_ATTR}
-"""The same, and the user attributes of trials without their epochs. It takes half of the time."""
+"""The same, and the user attributes of trials without their epochs."""
 EVERYTHING = FACTS | {_PARAM, _VALUE, _SYSTEM_ATTR}
 _CODE = re.compile(rb'\{"op_code":\s*(\d+)\b')
 _REFUSED = f'"{REFUSED_ATTR}"'.encode()
