@@ -159,7 +159,7 @@ class MeanOfFunction:
                 f"a {type(made).__name__}. Several numbers need a torchmetrics.Metric, or a function for each."
             )
         total = found.double().reshape(()) * count if found.numel() == 1 else found.double().sum()
-        self._sums += torch.stack((total, total.new_tensor(count)))
+        self._sums += torch.stack((total, total.new_full((), count)))  # for ``new_tensor`` the host would wait
 
     def values(self) -> dict[str, float]:
         """The mean."""

@@ -1,23 +1,19 @@
 """``model.compile=auto``: replayed steps against those that are none.
 
-On a CPU a recorder of torch's operations stands for a CUDA graph: it keeps each operation with the tensors that it got,
-and a replay calls them again on the same memory. Like a graph it takes nothing from Python a second time, and refuses
-an operation that reads a number of the device or brings one there.
+On a CPU a recorder of torch's operations stands for a CUDA graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.distributed import RankMeetings
@@ -27,82 +23,8 @@ from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.replayed_step import CudaGraphs, ReplayedStep, replay_steps
 from bigbatch.train_loop.optim import build, lamb, lars
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
+from helpers.recorded_steps import Recorder
 from helpers.tiny_training import CONFIG, TinySource, bn_model, install
-
-HOST = {"_local_scalar_dense", "lift_fresh", "item", "is_nonzero", "equal", "nonzero"}
-"""Operations in which a host waits for a device."""
-
-
-class Operations(TorchDispatchMode):
-    """Keeps the operations in the block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[tuple[Any, Any, Any, Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.name.removeprefix("aten::") in HOST:
-            raise RuntimeError(f"operation not permitted when stream is capturing: {func}\nCompile with more flags.")
-        result = func(*args, **(kwargs or {}))
-        self.made.append((func, args, kwargs or {}, result))
-        return result
-
-    def replay(self) -> None:
-        """Call them again; what they return lies where it lay before."""
-        with torch.no_grad():
-            for func, args, kwargs, before in self.made:
-                now = func(*args, **kwargs)
-                for old, new in zip(tree_leaves(before), tree_leaves(now), strict=True):
-                    if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
-                        old.detach().copy_(new.detach())
-
-
-class Reads(TorchDispatchMode):
-    """Looks for operations in which a host waits."""
-
-    host = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.host |= func._schema.name.removeprefix("aten::") in HOST
-        return func(*args, **(kwargs or {}))
-
-
-class Recorder(CudaGraphs):
-    """Stands for ``CudaGraphs``. ``spoil``: around a replay, what makes it a wrong one."""
-
-    def __init__(self, spoil: Callable[[Run], AbstractContextManager[None]] = lambda run: nullcontext()) -> None:
-        self.run: Run
-        self.replays = 0
-        self._spoil = spoil
-
-    def waits(self, step: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, bool]:
-        with Reads() as reads:
-            loss = step()
-        return loss, reads.host
-
-    def lacks_room(self) -> str:
-        return ""
-
-    def record(self, step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        kept = [(one, one.clone()) for one in self._changed()]
-        try:
-            with Operations() as operations:
-                loss = step()
-        finally:
-            for one, old in kept:  # a graph is recorded without computing anything
-                one.copy_(old)
-
-        def replay() -> None:
-            self.replays += 1
-            with self._spoil(self.run):
-                operations.replay()
-
-        return replay, loss
-
-    def _changed(self) -> list[torch.Tensor]:
-        run = self.run
-        state = [one for values in run.optimizer.state.values() for one in values.values() if torch.is_tensor(one)]
-        return [one.detach() for one in (*run.model.parameters(), *run.model.buffers(), *state, run.sums.values)]
 
 
 @dataclasses.dataclass
@@ -346,19 +268,6 @@ def test_what_cannot_be_replayed_is_said_before_the_first_step(changes: dict[str
     assert run.replay is None
     (note,) = heard.notes
     assert f"model.compile=auto changes nothing: {why}." in note
-
-
-def test_a_checkpoint_of_such_a_run_goes_on_where_there_is_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """AdamW's step numbers were on the device; torch refuses ``capturable`` on a CPU."""
-    install(monkeypatch.setattr)
-    config = ONE.replace_keys({"optimizer.name": "adamw", "peak_lr": 0.01})
-    saved, _ = trained(config, monkeypatch, Recorder())
-    assert saved.optimizer.param_groups[0]["capturable"]
-    run = set_up(config, Heard(), CheckpointFolder(None, 0.0), torch.device("cpu"))
-    run.optimizer.load_state_dict(saved.optimizer.state_dict())
-    images, labels = (part[:16] for part in TinySource().train)
-    run.step.gradients(images, labels, 1, last=True)
-    assert run.step.update(0.01, 13) and not run.optimizer.param_groups[0]["capturable"]
 
 
 # On a GPU
