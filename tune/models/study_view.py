@@ -74,7 +74,7 @@ class _StudyView:
         self, deepcopy: bool = True, states: Container[TrialState] | None = None, use_cache: bool = False
     ) -> list[FrozenTrial]:
         trials = self._shown(self._inner._get_trials(deepcopy=deepcopy, use_cache=use_cache))
-        return [t for t in trials if states is None or t.state in states]
+        return list(trials) if states is None else [t for t in trials if t.state in states]
 
 
 def view_of(

@@ -12,7 +12,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.models.study_view import view_of
+from bigbatch.tune.models.study_view import view_of, whole_study
 from bigbatch.tune.runs.run import Kind, kind_of
 from bigbatch.tune.runs.study_index import StudyIndex
 
@@ -83,19 +83,24 @@ class ShownSampler(PassingSampler):
 
 
 class OwnTrials(StudyIndex):
-    """Shows a strategy only its own trials of a study. If the study has no others, it is shown as it is."""
+    """Shows a strategy only its own trials of a study."""
+
+    _view: Study | None = None
 
     def seen(self, study: Study) -> Study:
-        """What a strategy sees of ``study``."""
-        self.update(study)
-        return view_of(study, self._shown) if self._hidden else study
+        """What a strategy sees of ``study``: each time the same view, because to another one a ``StudyIndex`` would
+        begin anew."""
+        if self._view is None or whole_study(self._view) is not study:
+            self._begin_again()
+            self._view = view_of(study, self._shown)
+        return self._view
 
     def hides(self, trial: FrozenTrial) -> bool:
         """Whether a strategy does not see it: a confirmation, which no strategy decides."""
         return kind_of(trial) == Kind.CONFIRMATION
 
     def _shown(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
-        """The trials without the hidden ones. ``trials``: those of the last call of ``seen``, or more."""
+        """The trials without the hidden ones. ``trials``: those of the last call, or more."""
         self.take_in(trials)
         found = list(trials)
         # From the end: the places before it stay the same.

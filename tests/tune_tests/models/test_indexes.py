@@ -153,6 +153,18 @@ def test_after_each_event_an_index_says_what_the_study_says(storage, seed, tmp_p
         store.close()
 
 
+def test_a_hidden_trial_does_not_make_an_index_begin_anew(monkeypatch):
+    study = optuna.create_study(direction="maximize")
+    events, hidden, look = Events(study, seed=3), OwnTrials(), PausedTrials(FACTS)
+    for _ in range(300):
+        events.next()
+    assert len(look.update(hidden.seen(study))) < len(study.trials)
+    taken: list[int] = []
+    monkeypatch.setattr(look, "_take", lambda place, trials: taken.append(place))
+    look.update(hidden.seen(study))
+    assert not taken
+
+
 def test_of_many_curves_the_recent_the_best_of_each_batch_and_some_others_are_shown():
     study = optuna.create_study(direction="maximize")
     events = Events(study, seed=7)
