@@ -372,6 +372,12 @@ def epochs_before(trials: Sequence[AnyTrial], attrs: Mapping[str, object]) -> in
     return json_values.whole_number(trials[number].user_attrs, PAUSED_ATTR)
 
 
+def epochs_done(trials: Sequence[AnyTrial], number: int) -> int:
+    """How many epochs of a trial that is about to begin are already trained. ``trials``: all trials of the study."""
+    trial = trials[number]
+    return max(len(epoch_records(trial)), epochs_before(trials, trial.user_attrs))
+
+
 def has_enough(study: Study, configurations: int, wanted: float) -> bool:
     """Whether a study with so many configurations gets no new one: it has as many as wanted, or there is no other."""
     return configurations >= wanted or is_exhausted(study)

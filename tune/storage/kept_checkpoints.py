@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -38,7 +38,7 @@ def drop_ended(store: CheckpointKeeper, read_facts: Callable[[], FrontierFacts |
     The folder is listed each time: the processes of a trial that was stopped may write one more before they end.
     """
     trials, there = store.study.get_trials(deepcopy=False), _listed(store)
-    unneeded = {t.number for t in trials if t.number in there and t.state.is_finished() and not may_need_checkpoint(t)}
+    unneeded = {t.number for t in _at(trials, there) if t.state.is_finished() and not may_need_checkpoint(t)}
     for number in unneeded - _best(trials, read_facts(), store.objectives) if unneeded else ():
         shutil.rmtree(store.checkpoint_folder(number), ignore_errors=True)
 
@@ -72,8 +72,9 @@ def drop_paused(store: CheckpointKeeper) -> None:
     dropped = {int(key.removeprefix(DROPPED_ATTR)) for key in attrs if key.startswith(DROPPED_ATTR)}
     for number in dropped & there:  # the driver was killed in between
         shutil.rmtree(store.checkpoint_folder(number), ignore_errors=True)
-    continued = {trial.user_attrs.get(CONTINUES_ATTR) for trial in trials}
-    paused = [t.number for t in trials if t.number in there - dropped and is_paused(t) and t.number not in continued]
+    paused = {trial.number for trial in _at(trials, there - dropped) if is_paused(trial)}
+    if paused:
+        paused -= {trial.user_attrs.get(CONTINUES_ATTR) for trial in trials}
     left = space_left(store.folder).bytes if paused else None
     if left is None:
         return
@@ -86,6 +87,11 @@ def drop_paused(store: CheckpointKeeper) -> None:
         held -= sizes[number]
         store.study.set_user_attr(f"{DROPPED_ATTR}{number}", True)
         shutil.rmtree(store.checkpoint_folder(number), ignore_errors=True)
+
+
+def _at(trials: Sequence[FrozenTrial], numbers: Iterable[int]) -> list[FrozenTrial]:
+    """The trials with these numbers that the study has."""
+    return [trials[number] for number in numbers if number < len(trials)]
 
 
 def _last_gain(trial: FrozenTrial, objectives: Objectives) -> float:

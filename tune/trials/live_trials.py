@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-import optuna
 from optuna.trial import TrialState
 
 from bigbatch.base import json_values
@@ -24,7 +23,6 @@ from bigbatch.tune.runs.run import (
     DIVERGED_ATTR,
     devices_of,
     epoch_records,
-    epochs_before,
     planned_epochs,
     search_trials,
 )
@@ -177,11 +175,6 @@ class LiveTrials:
         """How long the running trials may take to stop by themselves."""
         trials = self._study.get_trials(deepcopy=False)
         return stop_wait_s([live.records for live in self._live.values()], map(epoch_records, trials))
-
-    def _epochs_done(self, trial: optuna.trial.Trial) -> int:
-        """How many epochs of a trial that is about to begin are already trained."""
-        trials = self._study.get_trials(deepcopy=False)
-        return max(len(epoch_records(trials[trial.number])), epochs_before(trials, trial.user_attrs))
 
     @property
     def live(self) -> int:

@@ -10,10 +10,10 @@ Ray Tune drives it through ``bigbatch.tune.trials.bridge``; ``benchmarks/replay/
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import optuna
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.config.words import amount
@@ -167,8 +167,9 @@ class TrialManager(LiveTrials):
                 refused += 1
                 continue
             kept = self._admission.kept(self._study, trial, config)
-            if self._admission.admits(config, self._epochs_done(trial), kept):
-                return self._start(trial_id, trial, config)
+            trials = self._study.get_trials(deepcopy=False)
+            if self._admission.admits(config, trial_facts.epochs_done(trials, trial.number), kept):
+                return self._start(trial_id, trial, config, trials)
             set_aside.append(trial)
         self.fatal = (
             f"the space {self._configurations.name!r} gave {MOST_REFUSED} configurations in a row that may not be "
@@ -267,11 +268,13 @@ class TrialManager(LiveTrials):
         self._study.tell(trial, state=TrialState.FAIL if config is None else TrialState.PRUNED)
         self.say(f"trial {trial.number} is refused before it begins, and another one takes its place: {because}")
 
-    def _start(self, trial_id: str, trial: optuna.trial.Trial, config: TrainConfig) -> LiveTrial:
+    def _start(
+        self, trial_id: str, trial: optuna.trial.Trial, config: TrainConfig, trials: Sequence[FrozenTrial]
+    ) -> LiveTrial:
         frozen = self._study._storage.get_trial(trial._trial_id)
         report_missing(trial, frozen, self._objectives)
         live = self._live[trial_id] = LiveTrial(**vars(trial_facts.Run.of(frozen)), trial=trial)
-        live.chain = trial_facts.trials_of_run(self._study.get_trials(deepcopy=False), trial.number)
+        live.chain = trial_facts.trials_of_run(trials, trial.number)
         per_gpu = self._sharing() if self._sharing else 1
         live.note(
             {
@@ -283,7 +286,7 @@ class TrialManager(LiveTrials):
             }
         )
         self._store.ledger.begin(trial.number, devices_of(live))
-        self._admission.begins(trial.number, config, self._epochs_done(trial))
+        self._admission.begins(trial.number, config, trial_facts.epochs_done(trials, trial.number))
         return live
 
     # Results

@@ -231,10 +231,11 @@ def test_what_a_stopped_trial_writes_after_its_end_goes_too(tmp_path: Path) -> N
     store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
     add(store, 0.9, 256, TrialState.COMPLETE)
     add(store, 0.1, 256, TrialState.PRUNED)
-    late = store.checkpoint_folder(1)
+    late, unknown = store.checkpoint_folder(1), store.checkpoint_folder(2)
+    unknown.mkdir()
     for _ in range(2):
         late.mkdir()
         (late / "latest.pt.partial").write_text("half")
         store.drop_checkpoints()
-        assert not late.exists() and store.checkpoint_folder(0).exists()
+        assert not late.exists() and store.checkpoint_folder(0).exists() and unknown.exists()
     store.close()
