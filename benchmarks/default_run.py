@@ -8,7 +8,8 @@ trial to its first step, the best trial's validation top-1 and configuration, ho
 many were stopped, and where the workers' time went. ``beyond_epochs_s`` is the seconds of a trial, from its start to
 its end, that were in none of its epochs; ``first_epoch_more_s`` is how much longer its first epoch took than the
 median of its others. Both have a median, quartiles and the trials' values; a trial that goes on with another one, or
-was tried again, is none of them. Prints a table and, last, one JSON line.
+was tried again, is none of them. ``warnings`` are those of the trials' logs, each with how often it stands there; one
+says why a trial's steps were not replayed. Prints a table and, last, one JSON line.
 """
 
 from __future__ import annotations
@@ -65,9 +66,18 @@ def one_run(seed: int, more: list[str]) -> tuple[dict[str, Any], str]:
             "epochs": len(epochs),
             "worker_s": 3600 * sum(t["gpu_hours"] or 0.0 for t in trials),
             "worker_s_in_epochs": parts,
+            "warnings": warnings(study),
             **beyond(every, epochs),
         }
         return figures, shown
+
+
+def warnings(study: Path) -> dict[str, int]:
+    """What the workers of the study's trials have warned of, and how often."""
+    texts = (path.read_text(errors="replace") for path in study.glob("**/trial-*.log"))
+    return dict(
+        Counter(line.partition(" WARNING ")[2] for text in texts for line in text.splitlines() if " WARNING " in line)
+    )
 
 
 def beyond(trials: list[dict[str, Any]], epochs: list[dict[str, Any]]) -> dict[str, Any]:

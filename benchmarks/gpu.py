@@ -5,10 +5,10 @@
     python benchmarks/gpu.py --device cpu --tiny            # a dry run: the same command lines at tiny sizes
     python benchmarks/gpu.py --list
 
-Says first whether there is a GPU. Then it runs, one after the other: the tests marked ``gpu``, a short step, what a
-trial takes beyond its epochs, a search of CIFAR-10, and in what time is left the other benchmarks that have an arm for
-a GPU (benchmarks/gpu_steps.py has the command lines). Each result is stored under --results as
-NAME_GPU.json when its benchmark ends. What the time did not allow is listed. A later call with the same --folder goes
+Says first whether there is a GPU. Then it runs, one after the other: the tests marked ``gpu``, a short step, searches
+whose workers replay their steps and others that do not, and in what time is left the other benchmarks that have an arm
+for a GPU (benchmarks/gpu_steps.py has the command lines). Each result is stored under --results as NAME_GPU.json when
+its benchmark ends. What the time did not allow is listed. A later call with the same --folder goes
 on there: a step that has passed at this commit on this device is not repeated (``--again`` repeats it), and a step
 that was cut goes on where it can.
 
@@ -99,8 +99,9 @@ def run_steps(
         elif left < 60 * step.least_minutes:
             said[step.name] = f"no time: it takes about {step.minutes:g} min, {max(0.0, left) / 60:.1f} min are left"
         else:
-            print(f"\n=== {step.name} (at most {left / 60:.1f} min)\n{' '.join(step.command)}", flush=True)
-            outcome = run_step(step, folder, commit, left)
+            limit = min(left, 60 * step.most_minutes)
+            print(f"\n=== {step.name} (at most {limit / 60:.1f} min)\n{' '.join(step.command)}", flush=True)
+            outcome = run_step(step, folder, commit, limit)
             state.add(outcome)
             said[step.name] = f"{outcome.state} after {outcome.seconds / 60:.1f} min"
     return said
@@ -137,15 +138,18 @@ def _run(step: Step, command: Sequence[str], folder: Path, limit_s: float) -> in
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the process and all that it started, then SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(timeout=STOP_S)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+    """SIGTERM to the process and all that it started; SIGKILL to what is left then: a search first ends its cluster."""
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        until = time.monotonic() + STOP_S
+        while time.monotonic() < until:
+            process.poll()
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=STOP_S)
+    except (ProcessLookupError, subprocess.TimeoutExpired):
+        return
 
 
 # The machine
@@ -252,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = chosen(steps(settings(o, label)), o.only)
     if o.list:
         for step in wanted:
-            print(f"{step.name:28}about {step.minutes:3g} min   {step.missing or ' '.join(step.command)}")
+            print(f"{step.name:34}about {step.minutes:3g} min   {step.missing or ' '.join(step.command)}")
         return 0
     git = git_state(ROOT) or {}
     commit = f"{git.get('commit')}{' with changes' if git.get('dirty') else ''}"
@@ -269,7 +273,7 @@ def report(said: dict[str, str]) -> int:
     """Print what became of each step. Returns the exit code."""
     print("\n=== steps")
     for name, what in said.items():
-        print(f"{name:28}{what}")
+        print(f"{name:34}{what}")
     states = list(said.values())
     if any(what.startswith("failed") for what in states):
         return 1

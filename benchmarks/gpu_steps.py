@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import math
+import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +14,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TINY_SEARCH = ("--trials", 2, "--max-epochs", 1, "--subset", "10%")
 NO_CIFAR10 = "it needs CIFAR-10: write --cifar10 FOLDER or FILE.tar.xz"
+REPLAYING_TORCH = (2, 13)
+"""``LEAST_TORCH`` of replayed_step.py, which imports torch."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Step:
     Attributes:
         minutes: it usually takes on one GPU.
         least_minutes: with less than that left, the step is not begun.
+        most_minutes: after them it is cut, so that one that hangs leaves time to the others.
         command: what is run, without a shell.
         result: the file that it writes when it ends; None where it writes none.
         gather: a command that makes the result of what there is, also after ``command`` was cut.
@@ -60,6 +66,7 @@ class Step:
     gather: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     missing: str = ""
+    most_minutes: float = math.inf
 
 
 def steps(s: Settings) -> list[Step]:
@@ -68,15 +75,19 @@ def steps(s: Settings) -> list[Step]:
         _tests(),
         _short_step(s),
         _optimizer_step(s),
+        _trial_overhead(s, "auto"),
         _trial_overhead(s),
         _search_of_cifar10(s),
+        _trial_overhead(s, "4"),
         _train_throughput(s, compiled=False),
         _train_throughput(s, compiled=True),
         _profile_cost(s),
         _input_pipeline(s),
         _batch_scaling(s),
     ]
-    return [replace(step, minutes=0.2, least_minutes=0.1) for step in every] if s.tiny else every
+    if s.tiny:
+        return [replace(step, minutes=0.2, least_minutes=0.1, most_minutes=math.inf) for step in every]
+    return every
 
 
 def _python(script: str, *words: object) -> tuple[str, ...]:
@@ -124,12 +135,28 @@ def _optimizer_step(s: Settings) -> Step:
     )  # fmt: skip
 
 
-def _trial_overhead(s: Settings) -> Step:
-    """What a trial takes beyond its epochs, and how long the first one takes to start: short trials on the digits."""
-    result = _result(s, "default_run_digits")
+def _trial_overhead(s: Settings, replayed: str = "") -> Step:
+    """What a trial takes beyond its epochs, and how long the first one takes to start: short trials on the digits.
+
+    ``replayed``: an arm in which kept workers replay the steps of trial after trial, with so many trials on a GPU.
+    """
+    name, minutes, most, missing = "default_run_digits", 2.5, math.inf, ""
     sizes = TINY_SEARCH if s.tiny else ("--trials", 6, "--max-epochs", 3)
-    words = ("--model", "resnet18", "--confirm", "none", *sizes)
-    return Step("default_run_digits", 2.5, 1, _python("default_run.py", "--output", result, "--", *words), result)
+    words: tuple[object, ...] = ("--model", "resnet18", "--confirm", "none")
+    if replayed:
+        name, minutes, most = f"{name}_replayed_{replayed}", 1.5, 3.0
+        missing = "" if s.tiny or _torch() >= REPLAYING_TORCH else "replays need torch {}.{}".format(*REPLAYING_TORCH)
+        # Small batches: an epoch of fewer than five steps has none to replay.
+        words += ("--batch", "64,128", "--trials-per-gpu", replayed, "--set", "model.compile=auto")
+        sizes = TINY_SEARCH if s.tiny else ("--trials", 8, "--max-epochs", 3)
+    result = _result(s, name)
+    command = _python("default_run.py", "--output", result, "--", *words, *sizes)
+    return Step(name, minutes, 1, command, result, missing=missing, most_minutes=most)
+
+
+def _torch() -> tuple[int, ...]:
+    """Its version's first two numbers."""
+    return tuple(map(int, re.findall(r"\d+", importlib.metadata.version("torch"))[:2]))
 
 
 def _search_of_cifar10(s: Settings) -> Step:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import gpu
+import gpu_steps
 import pytest
 
+from bigbatch.train_loop.loop.replayed_step import LEAST_TORCH
 from helpers.paths import ROOT
 from helpers.processes import clean_environment, wait_gone
 
@@ -56,6 +58,27 @@ def test_a_cut_step_ends_with_all_that_it_started_and_gathers_what_there_is(tmp_
     assert not gpu.State(tmp_path).passed(cut, "c1"), "a later call goes on with it"
 
 
+def test_a_step_that_fails_or_hangs_takes_nothing_from_the_others(tmp_path: Path, monkeypatch) -> None:
+    """What hangs is cut after its own time. What it started may end in order: a search ends its cluster."""
+    monkeypatch.setattr(gpu, "STOP_S", 30.0)
+    results = {name: tmp_path / name for name in ("before", "after", "ended")}
+    ends = f"import threading; threading.Event().wait(1); open({str(results['ended'])!r}, 'w').write('1')"
+    child = f"import signal, sys\ndef end(*_):\n    {ends}\n    sys.exit()\nsignal.signal(15, end); signal.pause()"
+    hangs = f"import signal, subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]); signal.pause()"
+    wanted = [
+        step("before", f"open({str(results['before'])!r}, 'w').write('1')", result=results["before"]),
+        step("fails", "raise SystemExit(3)"),
+        step("hangs", hangs, most_minutes=0.05),
+        step("after", f"open({str(results['after'])!r}, 'w').write('1')", result=results["after"]),
+    ]
+    said = run(tmp_path, wanted)
+    assert [what.partition(" ")[0] for what in said.values()] == ["passed", "failed", "cut", "passed"]
+    assert all(path.exists() for path in results.values())
+    assert gpu.report(said) == 1
+    again = run(tmp_path, [one for one in wanted if one.name != "hangs"])
+    assert again["before"] == again["after"] == "passed before at this commit" and again["fails"].startswith("failed")
+
+
 def script(*words: object, cwd: Path, timeout_s: float = 600, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(GPU), *map(str, words)], cwd=cwd, env={**clean_environment(), **env},
@@ -70,11 +93,16 @@ def test_the_list_names_every_step_and_needs_no_gpu(tmp_path, monkeypatch, capsy
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "GPU: none that torch can use"
     assert [line.split()[0] for line in lines] == [
-        "tests", "train_throughput_resnet18", "optimizer_step", "default_run_digits", "default_run_cifar10",
+        "tests", "train_throughput_resnet18", "optimizer_step", "default_run_digits_replayed_auto",
+        "default_run_digits", "default_run_cifar10", "default_run_digits_replayed_4",
         "train_throughput", "train_throughput_compiled", "profile_cost", "input_pipeline",
         "batch_scaling",
     ]  # fmt: skip
     assert "cannot" not in "".join(lines) and "it needs CIFAR-10" in "".join(lines)
+    assert ".".join(map(str, gpu_steps.REPLAYING_TORCH)) == LEAST_TORCH
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.11.0+cu130")
+    gpu.main(["--list"])
+    assert capsys.readouterr().out.count("replays need torch 2.13") == 2
 
 
 @pytest.mark.exhaustive
@@ -86,11 +114,12 @@ def test_a_dry_run_on_the_cpu_runs_every_command_line_and_stores_every_result(tm
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     results = sorted((tmp_path / "kept" / "results").glob("*.json"))
     names = {path.name.rpartition("_")[0] for path in results}
-    assert names == {"train_throughput_resnet18", "optimizer_step", "default_run_digits", "default_run_cifar10",
+    arms = {f"default_run_digits_replayed_{count}" for count in ("auto", "4")}
+    assert names == arms | {"train_throughput_resnet18", "optimizer_step", "default_run_digits", "default_run_cifar10",
                      "train_throughput", "train_throughput_compiled", "profile_cost", "input_pipeline",
                      "batch_scaling_digits"}  # fmt: skip
     for path in results:
         stored = json.loads(path.read_text())
         assert stored["provenance"]["git"] and stored["benchmark"] in path.name and path.stat().st_mtime >= started
     again = script(*words, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert again.returncode == 0 and again.stdout.count("passed before at this commit") == 10
+    assert again.returncode == 0 and again.stdout.count("passed before at this commit") == 12
