@@ -114,7 +114,7 @@ class EpochRecord:
     memory_bytes: int | None = _column(
         "int64",
         "peak memory since the run or its resumed part began, of the rank that needed most: on GPUs what torch's "
-        "allocator held in tensors, on CPUs the resident set of the rank's process without its loader processes",
+        "allocator held in tensors and a replayed step keeps, on CPUs the resident set of its process without loaders",
         default=None,
         tracked=True,
         better="lower",

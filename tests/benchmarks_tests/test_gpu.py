@@ -71,7 +71,7 @@ def test_a_step_that_fails_or_hangs_takes_nothing_from_the_others(tmp_path: Path
         step("hangs", hangs, most_minutes=0.05),
         step("after", f"open({str(results['after'])!r}, 'w').write('1')", result=results["after"]),
     ]
-    said = run(tmp_path, wanted)
+    said = run(tmp_path, wanted, left_s=40.0)
     assert [what.partition(" ")[0] for what in said.values()] == ["passed", "failed", "cut", "passed"]
     assert all(path.exists() for path in results.values())
     assert gpu.report(said) == 1

@@ -1,15 +1,20 @@
 """Processes that train one trial after the other: which of them do, and that a trial shows nothing of those before."""
 
+import gc
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 from optuna.trial import TrialState
 
+from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
+from bigbatch.train_loop.host.ranks import SHARED_BY
 from bigbatch.train_loop.launch import ray_worker
-from bigbatch.train_loop.launch.trial_task import WorkersEnd
+from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
 from bigbatch.tune.runs.run import FAILURE_ATTR
 from helpers.searches import Search, load
 
@@ -115,3 +120,36 @@ def test_a_process_that_grows_or_has_trained_many_trials_is_replaced(monkeypatch
     resident = 2 << 30
     monkeypatch.setattr(ray_worker, "_trials", ray_worker.MOST_TRIALS - 2)
     assert [ray_worker.between_trials() for _ in range(2)] == [True, False]
+
+
+def test_a_rank_frees_its_own_gpu_and_is_replaced_if_that_keeps_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the number, a call from this thread would make a context on GPU 0, which is another rank's."""
+    monkeypatch.setattr("ray.train.get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
+    monkeypatch.setattr("ray.train.torch.get_device", lambda: torch.device("cuda", 3))
+    for name in ("use_assigned_cores", "_let_children_end", "_share_gpu", "_stay_near"):
+        monkeypatch.setattr(ray_worker, name, lambda *_: None)
+    (tmp_path / ".stop").touch()
+    task = TrialTask(
+        name="t", config=TrainConfig(), workers=2, worker_resources={"GPU": 1.0}, restarts=0, ray_storage=tmp_path,
+        checkpoint_dir=tmp_path, checkpoint_every_s=1.0, log_file=tmp_path / "s" / "logs" / "t.log",
+        stop_file=tmp_path / ".stop",
+    )  # fmt: skip
+    for name, value in (("_trials", 0), ("_first_bytes", 0), ("_leftovers", False), ("_gpu", None)):
+        monkeypatch.setattr(ray_worker, name, value)
+    assert ray_worker.train_worker(task.to_dict()).stopped
+
+    called, kept = list[object](), 0
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", called.append)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
+    monkeypatch.setattr(gc, "collect", lambda: called.append("garbage"))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: called.append("workspaces"), raising=False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append("cache"))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: kept)
+    assert ray_worker.between_trials() and called == [3, "garbage", "workspaces", "cache"]
+    kept = ray_worker.GROWTH_BYTES
+    assert ray_worker.between_trials()
+    monkeypatch.setenv(SHARED_BY, "4")
+    assert not ray_worker.between_trials()

@@ -31,7 +31,7 @@ from bigbatch.train_loop.errors import (
 )
 from bigbatch.train_loop.host.disk_space import DiskFull, LogFile
 from bigbatch.train_loop.host.node_memory import is_node_memory_full
-from bigbatch.train_loop.host.ranks import SHARED_BY, memory_part, sharing_of, stay_near
+from bigbatch.train_loop.host.ranks import SHARED_BY, memory_part, sharing_of, stay_near, trials_on_gpu
 from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.ray_internals import is_preempted
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, failure_kind_of
@@ -165,6 +165,8 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
     _let_children_end()
     _share_gpu(task.worker_resources.get("GPU", 1.0))
     device = ray.train.torch.get_device()
+    global _gpu
+    _gpu = device.index if device.type == "cuda" else None
     _stay_near(device)
     # Check before loading data and model: a search that must end within seconds cannot wait for a trial that has only
     # begun. All ranks decide alike.
@@ -197,6 +199,8 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
 
 _leftovers = False
 """Whether this process has run code that may have changed it for good."""
+_gpu: int | None = None
+"""The number of the trial's GPU in this process; a node's other ranks have others. None: the trial is on the CPU."""
 _dropped = threading.Event()
 """Set while this process must leave its trial."""
 _trials, _first_bytes = 0, 0
@@ -204,7 +208,8 @@ _trials, _first_bytes = 0, 0
 MOST_TRIALS = 100
 """After so many trials a new process takes over. This bounds what may leak unnoticed."""
 GROWTH_BYTES = 1 << 30
-"""A process that uses this much more memory than after its first trial is ended: something leaks."""
+"""A process that uses this much more memory than after its first trial is ended: something leaks. On a GPU, which a
+trial leaves empty, one that keeps as much; of a shared GPU, its part of it."""
 
 
 def may_serve_again(end: object) -> bool:
@@ -226,18 +231,25 @@ def between_trials() -> bool:
     from bigbatch.train_loop.loop.worker_use import give_back_memory, resident_bytes
 
     _dropped.clear()
+    on_gpu = _gpu is not None and torch.cuda.is_initialized()
+    if on_gpu:  # the trial had another thread: CUDA would begin to use the first GPU in this one, to free memory
+        torch.cuda.set_device(_gpu)
     if torch.distributed.is_initialized():  # Ray leaves the group of a single worker
         torch.distributed.destroy_process_group()
     if "torch._dynamo" in sys.modules:  # it counts the shapes that it compiled, and stops compiling after eight
         torch.compiler.reset()
     gc.collect()
-    if torch.cuda.is_initialized():
+    if on_gpu:
+        torch._C._cuda_clearCublasWorkspaces()  # a replayed step's lie within its graph's memory, and keep that
         torch.cuda.empty_cache()
     give_back_memory()
     _trials += 1
     resident = resident_bytes()
     _first_bytes = _first_bytes or resident
-    return not _leftovers and _trials < MOST_TRIALS and resident <= _first_bytes + GROWTH_BYTES
+    # torch keeps the memory of a recording that failed until the process ends (pytorch#190348).
+    leaks = on_gpu and torch.cuda.memory_reserved() > GROWTH_BYTES * memory_part(trials_on_gpu())
+    leaks = leaks or resident > _first_bytes + GROWTH_BYTES
+    return not _leftovers and not leaks and _trials < MOST_TRIALS
 
 
 def _make_reporter(task: TrialTask, rank: int, log: logging.Logger) -> RayReporter:

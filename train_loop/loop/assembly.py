@@ -66,6 +66,8 @@ class Run:
     """The further metrics, beside loss and top-1."""
     replay: Callable[[Sequence[Nested], float], torch.Tensor | None] | None = None
     """``ReplayedStep.take``, if steps may be replays."""
+    graph_bytes: int = 0
+    """The device's memory that a recorded step keeps. torch counts it as tensors only while it is recorded."""
 
     @property
     def model(self) -> nn.Module:

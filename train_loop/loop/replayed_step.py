@@ -62,6 +62,9 @@ class CudaGraphs:
                 torch.cuda.set_sync_debug_mode(before)
         return loss, any("called a synchronizing" in str(one.message) for one in said)
 
+    kept_bytes = 0
+    """The device's memory that the last recording keeps for its graph."""
+
     def lacks_room(self) -> str:
         """The reason if the device has too little memory for replays, else empty.
 
@@ -84,7 +87,9 @@ class CudaGraphs:
             torch.cuda.stream(torch.cuda.current_stream(self._device)),
             torch.cuda.graph(graph, capture_error_mode="thread_local"),
         ):
+            before = torch.cuda.memory_reserved(self._device)
             loss = step()
+        self.kept_bytes = torch.cuda.memory_reserved(self._device) - before
         return graph.replay, loss
 
 
@@ -189,6 +194,7 @@ class ReplayedStep:
     def _record(self) -> None:
         try:
             self._recorded = self._recorder.record(self._step)
+            self._run.graph_bytes = self._recorder.kept_bytes
         except Exception as error:  # its class depends on the cause and on the version of torch
             self._run.optimizer.zero_grad(set_to_none=True)
             self._refuse(f"a step cannot be recorded ({_first_cause(error)})")

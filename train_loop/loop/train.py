@@ -262,7 +262,8 @@ def _end_epoch(run: Run, val_sums: Sequence[torch.Tensor] | None, shared: dict[s
     if val_sums is not None:
         shared = {**shared, **validation_values(run, [Sums(*each) for each in measured])}
     due_here = float(run.checkpoints.due(within_epoch=False))
-    most_here = (float(run.source.processes), float(peak_bytes(run.world.device)), use.idle_part, due_here)
+    peak = float(peak_bytes(run.world.device) + run.graph_bytes)
+    most_here = (float(run.source.processes), peak, use.idle_part, due_here)
     most = run.world.max([*run.clock.seconds.values(), *most_here, run.checkpoints.write_s])
     *slowest, processes, memory_bytes, idlest, due, write_s = most
     times: dict[str, Any] = dict(zip(run.clock.seconds, slowest, strict=True))

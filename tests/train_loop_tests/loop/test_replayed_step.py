@@ -192,6 +192,15 @@ def test_what_is_known_before_is_not_tried(method: str, answer: Any, why: str, m
     assert_alike(replayed, plain)
 
 
+def test_the_memory_that_a_graph_keeps_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--trials-per-gpu auto`` shares a GPU by it."""
+    install(monkeypatch.setattr)
+    recorder = Recorder()
+    recorder.kept_bytes = 1 << 40
+    _, heard = trained(ONE, monkeypatch, recorder)
+    assert all((record.memory_bytes or 0) > 1 << 40 for record in heard.records)
+
+
 def test_another_shape_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of images that grow from epoch to epoch."""
     install(monkeypatch.setattr)
