@@ -6,6 +6,7 @@ On a CPU a recorder of torch's operations stands for a CUDA graph.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.distributed import RankMeetings
+from bigbatch.train_loop.launch import ray_worker
 from bigbatch.train_loop.loop import assembly, replayed_step, train as loop
 from bigbatch.train_loop.loop.assembly import Run, seed_batch, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
@@ -24,7 +26,7 @@ from bigbatch.train_loop.loop.replayed_step import CudaGraphs, ReplayedStep, rep
 from bigbatch.train_loop.optim import build, lamb, lars
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 from helpers.recorded_steps import Recorder
-from helpers.tiny_training import CONFIG, TinySource, bn_model, install
+from helpers.tiny_training import CONFIG, DropsAt, TinySource, bn_model, install
 
 
 @dataclasses.dataclass
@@ -289,6 +291,9 @@ GPU = TrainConfig().replace_keys(
 )  # fmt: skip
 
 
+LEAST = replayed_step.LEAST_TORCH
+
+
 def any_torch(patch: pytest.MonkeyPatch) -> None:
     """Older versions go wrong only after a recording that CUDA refused: there is none here, and a GPU may have one."""
     patch.setattr(replayed_step, "LEAST_TORCH", "2")
@@ -335,3 +340,88 @@ def test_a_graph_draws_anew_from_the_seed_of_each_step() -> None:
         replay()
         found.append(drawn.clone())
     assert torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])
+
+
+def in_a_thread(config: TrainConfig, reporter: ListReporter, device: torch.device) -> str:
+    """The name of the error with which the training ends. Ray starts a thread for each trial of a process."""
+    ended = []
+
+    def target() -> None:
+        try:
+            loop.train(config, reporter=reporter, device=device)
+            ended.append("")
+        except Exception as error:
+            ended.append(type(error).__name__)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
+    return ended[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_a_process_replays_the_steps_of_trial_after_trial(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with another batch and optimizer. Some are dropped, diverge, or cannot be recorded; none leaves memory."""
+    on_gpu, there, replays, kept = device != "cpu", torch.device(device), list[str](), list[int]()
+    monkeypatch.setattr(assembly, "RankMeetings", lambda world: RankMeetings(world, interval_s=0.0))
+    for name, value in (("_trials", 0), ("_first_bytes", 0), ("_leftovers", False), ("_gpu", there.index)):
+        monkeypatch.setattr(ray_worker, name, value)
+    replay, record = ReplayedStep._replay, CudaGraphs.record
+    monkeypatch.setattr(ReplayedStep, "_replay", lambda self, rate: replays.append("") or replay(self, rate))
+    monkeypatch.setattr(CudaGraphs, "record", lambda self, step: [record(self, step), kept.append(self.kept_bytes)][0])
+    config, sizes = (GPU, (128, 64)) if on_gpu else (ONE, (16, 8))
+    config = config.replace_keys({"model.compile": "auto"})
+    if on_gpu:
+        any_torch(monkeypatch)
+    else:
+        install(monkeypatch.setattr, network)
+        monkeypatch.setattr(lars, "in_one_pass", lambda *lists: False)
+
+        def begins(run: Run) -> None:
+            if run.config.model.compile == "auto":
+                recorder = Recorder()
+                recorder.run, run.replay = run, ReplayedStep(run, recorder).take
+
+        monkeypatch.setattr(loop, "replay_steps", begins)
+
+    def left() -> tuple[int, int]:
+        assert ray_worker.between_trials()
+        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+    def trial(name: str, rate: float, size: int, reporter: ListReporter | None = None, more: Any = None) -> Any:
+        """How it ended, its losses, and how many steps were replays."""
+        keys = {"optimizer.name": name, "peak_lr": rate, "batch.global_size": size, "batch.micro_size": size}
+        keys |= more or {}
+        heard, before = reporter or Heard(), len(replays)
+        ended = in_a_thread(config.replace_keys(keys), heard, there)
+        return ended, [record.train_loss for record in heard.records], len(replays) - before
+
+    (tensors, blocks), (large, small), ended = left(), sizes, []
+    monkeypatch.setattr(ray_worker, "_first_bytes", 0)  # the first trial loads CUDA's libraries
+    diverges = {"optimizer.weight_decay": 1.0}
+    for words in (
+        ("sgd", 0.05, large, DropsAt(7)), ("adamw", 0.002, small, None), ("sgd", 300.0, small, None, diverges),
+        ("lars", 2.0, large),
+    ):  # fmt: skip
+        ended.append(trial(*words))
+        now = left()
+        assert now[0] - tensors < 1 << 20 and now[1] - blocks < 32 << 20, (words, now, tensors, blocks)
+    assert [end for end, *_ in ended] == ["TrainingStopped", "", "NonFiniteLossError", ""]
+    assert all(count for _, _, count in ended), ended
+    assert not on_gpu or min(kept) > 1 << 20
+
+    if not on_gpu or torch.__version__ >= LEAST:
+        with monkeypatch.context() as patch:
+            install(patch.setattr, Looks)
+            patch.setattr(CudaGraphs, "waits", lambda self, step: (step(), False))
+            patch.setattr(Recorder, "waits", lambda self, step: (step(), False))
+            heard = Heard()
+            assert in_a_thread(ONE.replace_keys({"model.compile": "auto"}), heard, there) == ""
+        assert not on_gpu or "a step cannot be recorded" in heard.notes[0]
+        ray_worker.between_trials()
+    for name, losses, size in (("lars", ended[3][1], large), ("adamw", ended[1][1], small)):
+        rate = 2.0 if name == "lars" else 0.002
+        again, off = trial(name, rate, size), trial(name, rate, size, None, {"model.compile": "off"})
+        assert again[2] and not off[2]
+        for other in (again[1], off[1]):
+            assert losses == pytest.approx(other, rel=0.25 if on_gpu else 1e-4)
