@@ -194,6 +194,35 @@ def test_what_is_known_before_is_not_tried(method: str, answer: Any, why: str, m
     assert_alike(replayed, plain)
 
 
+class Nodes(Recorder):
+    """Looks for nodes of autograd that live when a step is recorded."""
+
+    alive: Sequence[str] | None = None
+
+    def waits(self, step: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, bool]:
+        found = super().waits(step)
+        for _, node in self._nodes():
+            node.metadata["before"] = True
+        return found
+
+    def record(self, step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        self.alive = [name for name, node in self._nodes() if "before" in node.metadata]
+        return super().record(step)
+
+    def _nodes(self) -> Iterator[tuple[str, Any]]:
+        for name, p in self.run.model.named_parameters():
+            grad_fn: Any = p.view_as(p).grad_fn
+            yield name, grad_fn.next_functions[0][0]
+
+
+def test_no_node_of_an_earlier_step_lives_when_one_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a node adds up its gradient in the stream of that step, which CUDA refuses within a recording."""
+    install(monkeypatch.setattr)
+    recorder = Nodes()
+    trained(ONE.replace_keys({"ema_decay": 0.9, "clip_grad_norm": 0.05, "precision": "bf16"}), monkeypatch, recorder)
+    assert recorder.alive == [] and recorder.replays == REPLAYS
+
+
 def test_the_memory_that_a_graph_keeps_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """``--trials-per-gpu auto`` shares a GPU by it."""
     install(monkeypatch.setattr)
