@@ -232,6 +232,9 @@ class Ledger:
     def close(self) -> None:
         """End the session: it holds nothing any more. A full disk loses what the last beats could not write."""
         with self._lock:
+            if self._path is None and self._elsewhere.held_s:  # it began nothing, but knows what the others hold by now
+                self._bill = None  # the bill stays open: this session counts nothing of it
+                self._begin_session()
             self._charge()
             self._running, self._devices = {}, 0.0
             self._facts["ended_at"] = _now()

@@ -18,6 +18,7 @@ from bigbatch.tune.storage import drivers
 from bigbatch.tune.storage.database import study_lock
 from bigbatch.tune.storage.drivers import entries
 from bigbatch.tune.storage.store import StudyStore
+from bigbatch.tune.storage.summary import summarize
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, run_out
 from helpers.conducted import check_whole, curve_search
 from helpers.simulated_search import SimulatedSearch
@@ -261,6 +262,10 @@ def test_the_budget_is_the_sum_of_all_drivers(two, url, tmp_path, clock):
     again = opened(tmp_path / "b" / "s", url)
     assert again.ledger.held_s == 800.0, "and by the next session, once"
     again.close()
+    opened(tmp_path / "a" / "s", url).close()
+    assert summarize(tmp_path / "a" / "s").elsewhere_s == 400.0, (
+        "known to `show` from a session that begins nothing too"
+    )
 
 
 def test_a_driver_that_hangs_in_its_turn_stops_nobody_for_long(two, monkeypatch):
