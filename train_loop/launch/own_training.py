@@ -71,10 +71,11 @@ def train_own(task: TrialTask, reporter: RecordSender, world: World, log: loggin
                 with users_code(OPTION, word):
                     options = {**config.trainable.options, "epochs": config.epochs, "seed": config.seed}
                     function(options, report, kept.path if kept else None)
-            except Exception:
+            except Exception as error:
                 if not report.stopped and report.lost is None:
                     raise
-                log.info("the function ended after its report was stopped, or lost another process", exc_info=True)
+                told = not isinstance(error.__cause__, TrainingStopped)  # a function that passes it on is in order
+                log.info("the function ended after its report was stopped, or lost another process", exc_info=told)
     if report.lost is not None:  # even if the function continued or returned: the run ends here, and resumes later
         raise report.lost
     if report.stopped:

@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError
 
 from bigbatch.train_loop.config import Options, TrainableConfig, TrainConfig
 from bigbatch.train_loop.distributed import World
-from bigbatch.train_loop.errors import FailureKind, OwnCodeError
+from bigbatch.train_loop.errors import FailureKind, OwnCodeError, TrainingStopped
 from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.ray_worker import _end_of_all_ranks, _trial_log
 from bigbatch.train_loop.launch.trial_task import TrialTask
@@ -104,6 +104,14 @@ def test_each_record_has_the_energy_since_the_one_before_and_the_memory(tmp_path
     assert [record["gpu_energy_j"] for record in sent.records] == [3.0, 7.0]
     assert [record["gpu_utilization"] for record in sent.records] == [pytest.approx(0.9)] * 2
     assert all(isinstance(m := record["memory_bytes"], int) and m > megabytes_64 for record in sent.records)
+
+
+@pytest.mark.parametrize(("then", "has_fault"), [("passes", False), ("raises", True)])
+def test_a_stop_that_the_function_passes_on_is_no_error_in_the_log(tmp_path, caplog, monkeypatch, then, has_fault):
+    monkeypatch.setattr(Sent, "stop_requested", lambda _: True)
+    with caplog.at_level(logging.INFO), pytest.raises(TrainingStopped):
+        train_own(task_of(tmp_path, Options({"then": then}), PATIENT), Sent(), ALONE, logging.getLogger("t"))
+    assert ("Traceback" in caplog.text) == has_fault and "the function ended" in caplog.text
 
 
 @pytest.mark.parametrize("then", ["passes", "returns", "raises", "goes on"])
