@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torchvision
 
 from bigbatch import TrainConfig, train
 from bigbatch.train_loop.config import ConfigError
@@ -36,6 +38,9 @@ def test_it_trains_what_the_loop_trains_and_keeps_a_folder(config, tmp_path, mon
     assert stored["history"] == [record.to_dict() for record in result.history]
     assert TrainConfig.from_json((tmp_path / "kept" / "config.json").read_text()) == config
     assert "epoch 2/2" in capfd.readouterr().out
+    content = torch.load("kept/checkpoints/latest.pt", weights_only=True)  # as docs/training.md says
+    network = torchvision.models.shufflenet_v2_x0_5(num_classes=len(content["data"]["class_names"]))
+    assert not any(network.load_state_dict(content["model"])) and content["data"]["class_names"] == ["dark", "light"]
     again = train(config, folder=tmp_path / "kept")
     assert again.history == result.history, "it was resumed after its last epoch"
     assert "resumed after 2 finished epochs" in capfd.readouterr().out
