@@ -229,12 +229,19 @@ class Ledger:
             reason = f"the study's ledger cannot be written, its hours are counted in memory only ({error.strerror})"
             raise OSError(error.errno, reason) from None
 
-    def close(self) -> None:
-        """End the session: it holds nothing any more. A full disk loses what the last beats could not write."""
+    def write(self) -> None:
+        """Write the session's file now, for a reader. On a full disk a later beat does it."""
         with self._lock:
             if self._path is None and self._elsewhere.held_s:  # it began nothing, but knows what the others hold by now
                 self._bill = None  # the bill stays open: this session counts nothing of it
                 self._begin_session()
+        with contextlib.suppress(OSError):
+            self._write_session()
+
+    def close(self) -> None:
+        """End the session: it holds nothing any more. A full disk loses what the last beats could not write."""
+        self.write()
+        with self._lock:
             self._charge()
             self._running, self._devices = {}, 0.0
             self._facts["ended_at"] = _now()

@@ -160,6 +160,7 @@ def _say_report(store: StudyStore, stop: StopRequest, console: Console) -> None:
         return
     from bigbatch.tune.report.page import report_at_end  # needed only now
 
+    store.ledger.write()  # the report reads it: the last beat may be 10 s ago
     console.print(f"\n{report_at_end(store.folder, trials)}")
 
 

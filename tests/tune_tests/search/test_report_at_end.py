@@ -4,9 +4,11 @@ import io
 import signal
 from pathlib import Path
 
+import pytest
 from optuna.trial import TrialState
 from rich.console import Console
 
+from bigbatch.tune.budget.ledger import WRITE_S
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.report import page
@@ -17,6 +19,7 @@ from bigbatch.tune.search.running import is_complete
 from bigbatch.tune.storage.store import StudyStore
 from helpers.invented_studies import invented_study
 from helpers.simulated_search import planned_search
+from helpers.waiting import SetClock
 
 
 def said_at_end(folder: Path, stop: StopRequest | None = None, *, full: str = "") -> str:
@@ -41,6 +44,18 @@ def test_a_search_that_ends_writes_its_report_and_says_where(tmp_path: Path) -> 
     assert said_at_end(folder) == f"\nReport: {folder / 'report.html'}\n"
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert "done · large_batch" in text and "The search is running" not in text, "its driver still holds the lease"
+
+
+def test_the_report_has_the_hours_that_the_last_lines_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, read = invented_study(tmp_path / "s", 10), []
+    monkeypatch.setattr(page, "write_report", lambda study, path: read.append(study.summary.held_s))
+    store, clock = StudyStore.open(folder, None), SetClock(1e6)
+    store.ledger._clock = clock
+    store.ledger.hold(4)
+    clock.now += WRITE_S - 1
+    driver._say_report(store, StopRequest(), Console(file=io.StringIO()))
+    assert read == [store.ledger.held_s]
+    store.close()
 
 
 def test_after_a_signal_the_command_is_said_instead(tmp_path: Path) -> None:
