@@ -57,8 +57,7 @@ class DeviceSeconds:
         if held_s is None or not isinstance(trials_s, dict):
             return None
         try:
-            used_s = {int(number): float(seconds) for number, seconds in trials_s.items()}
-            return cls(float(held_s), used_s)
+            return cls(float(held_s), {int(number): float(seconds) for number, seconds in trials_s.items()})
         except (TypeError, ValueError):
             return None
 
@@ -247,8 +246,7 @@ class Ledger:
             self._facts["ended_at"] = _now()
             if self._ending_since is not None:
                 self._facts["ending_s"] = round(self._clock() - self._ending_since, 3)
-        with contextlib.suppress(OSError):
-            self._write_session()
+        self.write()
         with self._lock:
             self._before.add(self._session)
             self._path, self._session = None, DeviceSeconds()
