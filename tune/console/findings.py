@@ -72,7 +72,7 @@ def print_machine(plan: SearchPlan, console: Console) -> None:
 def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     lines = [
         ("study", plan.study + " (resumed)" * plan.resume),
-        ("space", f"{plan.space.name}: {plan.space.doc}"),
+        ("space", f"{plan.space.name}: {plan.space.doc}".removesuffix(": ")),
     ]
     lines += [("", f"{name:24} {interval.describe()}") for name, interval in plan.ranges.items()]
     lines += [("", f"{key:24} {value} (set)") for key, value in plan.overrides.items() if key != "data.holdout"]

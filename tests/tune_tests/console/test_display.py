@@ -147,6 +147,7 @@ def test_the_plan_of_a_space_that_searches_networks_names_no_other(tmp_path, nam
         f"    return workload.config({{'model.name': trial.suggest_categorical({name!r}, names)}})\n"
     )
     lines = plan_lines(tmp_path, space=str(space))
+    assert "space      networks" in lines, "it has no docstring"
     assert not [line for line in lines if line.startswith(("model ", "stem "))]
     assert [line for line in lines if name in line and "resnet18, shufflenet_v2_x0_5" in line]
 
