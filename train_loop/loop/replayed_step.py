@@ -44,6 +44,9 @@ Step = Callable[[], torch.Tensor]
 class CudaGraphs:
     """Makes replays of a GPU's steps."""
 
+    kept_bytes = 0
+    """The device's memory that the last recording keeps for its graph."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
@@ -61,9 +64,6 @@ class CudaGraphs:
             finally:
                 torch.cuda.set_sync_debug_mode(before)
         return loss, any("called a synchronizing" in str(one.message) for one in said)
-
-    kept_bytes = 0
-    """The device's memory that the last recording keeps for its graph."""
 
     def lacks_room(self) -> str:
         """The reason if the device has too little memory for replays, else empty.

@@ -57,7 +57,8 @@ class DeviceSeconds:
         if held_s is None or not isinstance(trials_s, dict):
             return None
         try:
-            return cls(float(held_s), {int(number): float(seconds) for number, seconds in trials_s.items()})
+            used_s = {int(number): float(seconds) for number, seconds in trials_s.items()}
+            return cls(float(held_s), used_s)
         except (TypeError, ValueError):
             return None
 
@@ -231,25 +232,30 @@ class Ledger:
     def write(self) -> None:
         """Write the session's file now, for a reader. On a full disk a later beat does it."""
         with self._lock:
-            if self._path is None and self._elsewhere.held_s:  # it began nothing, but knows what the others hold by now
-                self._bill = None  # the bill stays open: this session counts nothing of it
-                self._begin_session()
+            self._begin_if_others_held()
         with contextlib.suppress(OSError):
             self._write_session()
 
     def close(self) -> None:
         """End the session: it holds nothing any more. A full disk loses what the last beats could not write."""
-        self.write()
         with self._lock:
+            self._begin_if_others_held()
             self._charge()
             self._running, self._devices = {}, 0.0
             self._facts["ended_at"] = _now()
             if self._ending_since is not None:
                 self._facts["ending_s"] = round(self._clock() - self._ending_since, 3)
-        self.write()
+        with contextlib.suppress(OSError):
+            self._write_session()
         with self._lock:
             self._before.add(self._session)
             self._path, self._session = None, DeviceSeconds()
+
+    def _begin_if_others_held(self) -> None:
+        """Let a session that began nothing write what the study's other drivers hold by now."""
+        if self._path is None and self._elsewhere.held_s:
+            self._bill = None  # the bill stays open: this session counts nothing of it
+            self._begin_session()
 
     def _begin_session(self) -> bool:
         """Choose this driver's file, with the next free number. Returns whether this is its first entry."""
