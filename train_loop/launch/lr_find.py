@@ -17,7 +17,7 @@ from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig
 from bigbatch.train_loop.config.own_names import own_words
 from bigbatch.train_loop.errors import ImageError, LoaderError, OwnCodeError
-from bigbatch.train_loop.host.command_line import add_part_options
+from bigbatch.train_loop.host.command_line import ProgressLine, add_part_options
 from bigbatch.train_loop.launch.options import add_component_options, add_source_options, read_source_config
 from bigbatch.train_loop.plugins.registry import whose_error
 
@@ -123,12 +123,15 @@ def lr_find(
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device(), scan=scan)
     epochs = (run.source.train_steps(config.seed, epoch, run.split, run.world.rank) for epoch in itertools.count())
     steps_to_take = itertools.chain.from_iterable(epochs)
+    progress = ProgressLine()
 
     def step(rate: float) -> float:
         run.sums.values.zero_()
         take_step(run, next(steps_to_take), rate)
         run.progress.step += 1  # dropout's seed
-        return Sums(*run.sums.values.tolist()).mean_loss
+        loss = Sums(*run.sums.values.tolist()).mean_loss
+        progress.show(f"step {run.progress.step} of at most {steps}: lr {rate:.3g}, loss {loss:.4g}")
+        return loss
 
     return range_test(step, first, last, steps)
 

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig
+from bigbatch.train_loop.host import command_line
 from bigbatch.train_loop.launch.lr_find import default_range, lr_find, main, range_test
 from helpers.tiny_training import CONFIG, changed
 
@@ -70,13 +71,19 @@ def test_the_loops_own_steps_are_taken_at_rising_rates(built, name):
     assert lr_find(config, first=1e-3, last=1e3, steps=30) == finding
 
 
-def test_the_command(built, tmp_path, capsys):
+def test_the_command(built, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command_line, "PROGRESS_LINE_S", 0.0)
     source = tmp_path / "config.json"
     source.write_text(CONFIG.to_json())
     assert main(["--config", str(source), "--set", "optimizer=lars", "--steps", "20"]) == 0
-    table = capsys.readouterr().out.partition("lr          loss\n")[2].splitlines()
+    out, err = capsys.readouterr()
+    table = out.partition("lr          loss\n")[2].splitlines()
     assert table[-1].startswith("suggested peak lr")
     assert [float(line.split()[0]) for line in table[:-2]] == pytest.approx(built.rates[: len(table) - 2], rel=1e-2)
+    lines = [
+        f"step {n} of at most 20: lr {row.split()[0]}, loss {row.split()[1]}" for n, row in enumerate(table[:-2], 1)
+    ]
+    assert err.splitlines()[: len(lines)] == lines
     for wrong in (["--steps", "3"], ["--first", "0"], ["--set", "peek_lr=1"], ["--data", "nowhere"]):
         assert main(["--config", str(source), *wrong]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1

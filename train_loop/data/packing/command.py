@@ -54,9 +54,6 @@ SAMPLE_RUNS, SAMPLE_RUN = 4, 8
 ROW_BYTES = 90
 """Bytes of an image in shard and index, beside its own bytes and twice its key."""
 
-PROGRESS_LINE_S = 10.0
-"""Seconds between progress lines in a file."""
-
 
 def pack_parser() -> argparse.ArgumentParser:
     """The options of ``bigbatch pack``."""
@@ -282,7 +279,7 @@ def _write_shards(tasks: Sequence[ShardTask], workers: int) -> None:
     if done:
         print(f"resuming: {done} of {images} images are packed")
     began, line = time.monotonic(), ""
-    progress = ProgressLine(PROGRESS_LINE_S)
+    progress = ProgressLine()
     with contextlib.closing(write_shards(open_tasks, workers)) as counts:
         for images_done in counts:
             line = f"{done + images_done}/{images} images"
