@@ -1,4 +1,4 @@
-"""Read a study's progress with the standard library: the plan from ``study.json``, the rest from ``optuna.journal``.
+"""Read a study's progress with the standard library: ``study.json``, ``frontier.json`` and ``optuna.journal``.
 
 A study in a database has no journal. Its driver writes ``progress.json`` with its tables.
 """
@@ -39,9 +39,9 @@ class StudyProgress:
     finished: int = 0
     """The number of trials that have ended, as ``planned`` counts them: see ``counted_trials``."""
     ended: int = 0
-    """The number of all trials that have ended. It never falls, as ``finished`` does when a trial is repeated."""
+    """All trials that have ended, also confirmations. It never falls, as ``finished`` does when a trial is repeated."""
     best: float | None = None
-    """Value of the best complete trial, in the study's first objective."""
+    """The answer's value as the search's end says it; without an answer, the best one in the first objective."""
 
 
 def read_study_progress(folder: str | Path) -> StudyProgress | None:
@@ -51,18 +51,23 @@ def read_study_progress(folder: str | Path) -> StudyProgress | None:
     if "name" not in description:
         return None
     name, planned = str(description["name"]), json_values.whole_number_or_none(description, "trials")
-    if not (folder / JOURNAL_NAME).exists():
+    if (folder / JOURNAL_NAME).exists():
+        found: StoredStudy[StoredTrial] = StoredStudy([])
+        with contextlib.suppress(OSError):
+            found = read_journal(folder, name, StoredTrial, STATES) or found
+        counted = counted_trials(found.trials)
+        done = [trial.value for trial in counted if trial.state == State.COMPLETE and trial.value is not None]
+        best = _best([value for value in done if not math.isnan(value)], json_values.text(description, "objective"))
+        finished, ended = (sum(trial.state.is_finished() for trial in some) for some in (counted, found.trials))
+    else:
         noted = read_json(folder / PROGRESS_FILE)  # nothing, if the driver has written none yet
         finished, ended = (json_values.whole_number(noted, key) for key in ("finished", "ended"))
-        return StudyProgress(name, planned, finished, ended, json_values.number_or_none(noted, "best"))
-    found: StoredStudy[StoredTrial] = StoredStudy([])
-    with contextlib.suppress(OSError):
-        found = read_journal(folder, name, StoredTrial, STATES) or found
-    counted = counted_trials(found.trials)
-    done = [trial.value for trial in counted if trial.state == State.COMPLETE and trial.value is not None]
-    values = [value for value in done if not math.isnan(value)]
-    finished, ended = (sum(trial.state.is_finished() for trial in some) for some in (counted, found.trials))
-    return StudyProgress(name, planned, finished, ended, _best(values, json_values.text(description, "objective")))
+        best = json_values.number_or_none(noted, "best")
+    answer = read_json(folder / "frontier.json")
+    trial = json_values.mapping(answer, "answer").get("trial", "none")
+    row = next((row for row in json_values.objects(answer, "rows") if row.get("trial") == trial), {})
+    reported = json_values.number_or_none(row, "reported")
+    return StudyProgress(name, planned, finished, ended, best if reported is None else reported)
 
 
 def _best(values: list[float], objective: str) -> float | None:

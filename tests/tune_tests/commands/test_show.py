@@ -6,6 +6,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from bigbatch.cluster.record.study_progress import read_study_progress
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.commands.show import show_main
 from bigbatch.tune.storage.store import StudyStore
@@ -28,8 +29,10 @@ def finish(study: optuna.Study, value: float | None, rate: float, **attrs: objec
     return trial.number
 
 
-def test_the_best_is_the_one_with_the_best_mean_over_fresh_seeds(tmp_path: Path, capsys) -> None:
-    store = StudyStore.create(tmp_path / "s", "s", {"trials": 3, "max_epochs": EPOCHS}, None)
+@pytest.mark.parametrize("database", [False, True])
+def test_the_best_is_the_one_with_the_best_mean_over_fresh_seeds(tmp_path: Path, capsys, database: bool) -> None:
+    url = f"sqlite:///{tmp_path}/study.db" if database else None
+    store = StudyStore.create(tmp_path / "s", "s", {"trials": 3, "max_epochs": EPOCHS}, url)
     lucky, steady, wild = (finish(store.study, value, rate) for value, rate in ((0.9, 0.5), (0.8, 0.25), (0.7, 0.125)))
     for number, values in ((lucky, (0.6, 0.7)), (steady, (0.75, 0.81)), (wild, (0.99, None))):
         for seed, value in enumerate(values, 1):
@@ -49,6 +52,8 @@ def test_the_best_is_the_one_with_the_best_mean_over_fresh_seeds(tmp_path: Path,
     assert [line.split()[:2] for line in lines if line.startswith("*")] == [["*", "1"]]
     said = ("done, confirms 1", "done, confirms 2", "failed, confirms 2")
     assert [sum(words in line for line in lines) for words in said] == [2, 1, 1]
+    in_queue = read_study_progress(tmp_path / "s")
+    assert in_queue is not None and in_queue.best == pytest.approx(0.78) and in_queue.finished == 3
 
 
 @pytest.mark.parametrize("target", ["val_top1=0.5", "recall:max=0.5"])
