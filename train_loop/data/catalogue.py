@@ -171,7 +171,8 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
     assert scan is not None
     if open_some and scan.unreadable:
         raise ConfigError(
-            f"the data must be images that can be read; got {scan.unreadable}. Remove or replace the file."
+            f"the data must be images that can be read; got {scan.unreadable}. Remove or replace the file, "
+            "or use what `bigbatch pack` makes: it omits damaged images."
         )
     sizes = len(scan.train.labels), len(scan.val.labels), scan.largest_side
     info = _info_of_images(config, path, scan.class_names, *sizes, content=scan.names_digest())

@@ -4,10 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
 from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.catalogue import look
+from bigbatch.train_loop.data.packing.command import main as pack
 from bigbatch.train_loop.data.pixels.crops import decode_rgb
 from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.errors import ImageError
@@ -53,12 +56,30 @@ def test_the_rank_that_meets_it_says_so(config: Path, images: Path) -> None:
     ],
 )
 def test_of_an_image_that_changed_meanwhile_is_said_what_lets_the_run_go_on(change, reason, images: Path) -> None:
-    """Without the file the data would be others, on which no run resumes: so the message speaks of no removal."""
+    """Without the file the data would be others, on which no run resumes: so the message speaks of no removal, and says
+    that a run on packed images is another.
+    """
     path = images / "val" / "dark" / "000.png"
     change(path)
     with pytest.raises(ImageError) as error:
         decode_rgb(str(path))
-    assert str(error.value) == f"cannot read image {str(path)!r}: {reason}. Replace the file and repeat the command."
+    assert str(error.value) == (
+        f"cannot read image {str(path)!r}: {reason}. Replace the file and repeat the command. "
+        "Or begin anew on what `bigbatch pack` makes: it omits damaged images."
+    )
+
+
+def test_pack_omits_the_images_that_a_run_and_its_start_refuse(images: Path, tmp_path: Path) -> None:
+    no_image, cut = (images / "train" / "dark" / f"{number:03d}.png" for number in (0, 1))
+    spoil(cut)
+    no_image.write_text("no picture")
+    with pytest.raises(ImageError, match="`bigbatch pack` makes: it omits damaged images"):
+        decode_rgb(str(cut))
+    with pytest.raises(ConfigError, match="`bigbatch pack` makes: it omits damaged images"):
+        look(DataConfig(str(images)), open_some=True)
+    assert pack([str(images), str(tmp_path / "packed")]) == 0
+    omitted = pq.read_table(tmp_path / "packed" / "rejected.parquet")["key"].to_pylist()
+    assert omitted == ["train/dark/000.png", "train/dark/001.png"]
 
 
 def test_a_run_that_died_of_it_goes_on_once_it_is_replaced(config, images, tmp_path, capsys, monkeypatch):

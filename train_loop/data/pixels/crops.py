@@ -34,7 +34,7 @@ def opened(file: str | os.PathLike[str] | IO[bytes]) -> Image.Image:
         raise ValueError(f"it has more than {most:,} pixels, make it smaller") from None
 
 
-MEND = "Replace the file and repeat the command"
+MEND = "Replace the file and repeat the command. Or begin anew on what `bigbatch pack` makes: it omits damaged images"
 """What to do about an image that a run cannot read. Without the file the data differ, and the run cannot resume."""
 
 
