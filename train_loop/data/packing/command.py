@@ -112,7 +112,9 @@ def _check(args: argparse.Namespace) -> int:
         some = ", ".join(map(printable, info.class_names[:5])) + (", …" if len(info.class_names) > 5 else "")
         medians = " × ".join(f"{np.median(columns[side]):.0f}" for side in ("width", "height"))
         print(f"source         {info.source} ({info.kind}), fingerprint {info.fingerprint[:12]}")
-        print(f"profile        {', '.join(f'{name} {value}' for name, value in info.profile.items())}")
+        full = "full, jpegtran {jpegtran}, quality {quality} for what is no plain JPEG"
+        used = full if info.profile["name"] == "full" else "{name}, short side {short_side}, quality {quality}"
+        print(f"profile        {used.format(**info.profile)}")
         print(f"images         {info.train_size} training, {info.val_size} validation, {info.rejected} rejected")
         print(f"classes        {len(info.class_names)}: {some}")
         print(f"pixels         {medians} (medians), {columns['bytes'].mean() / 1000:.1f} kB an image")

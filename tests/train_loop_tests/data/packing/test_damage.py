@@ -16,7 +16,7 @@ from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, Load
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packing import command
 from bigbatch.train_loop.errors import ImageError
-from helpers.packed_sets import rows
+from helpers.packed_sets import pack_here, rows
 from helpers.refusals import refused_command
 
 
@@ -43,6 +43,16 @@ def test_info_and_verify_do_both_and_find_a_flipped_byte(packed: Path, tmp_path:
     shown_then, said = capsys.readouterr()
     assert "15 training, 6 validation" in shown_then
     assert f"the bytes of train-00000.arrow in {shown} have changed (SHA-256)" in said
+
+
+def test_info_shows_what_the_profile_uses(packed: Path, images: Path, tmp_path: Path, capsys) -> None:
+    fast = pack_here(images, tmp_path / "fast", name="fast", short_side=128)
+    for folder, profile in (
+        (packed, "full, jpegtran False, quality 90 for what is no plain JPEG"),
+        (fast, "fast, short side 128, quality 90"),
+    ):
+        assert command.main(["--info", str(folder)]) == 0
+        assert f"profile        {profile}\n" in capsys.readouterr().out
 
 
 def test_a_shard_that_is_cut_short_or_gone_is_refused(packed: Path, tmp_path: Path) -> None:
