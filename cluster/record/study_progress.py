@@ -65,9 +65,9 @@ def read_study_progress(folder: str | Path) -> StudyProgress | None:
         best = json_values.number_or_none(noted, "best")
     answer = read_json(folder / "frontier.json")
     trial = json_values.mapping(answer, "answer").get("trial", "none")
-    row = next((row for row in json_values.objects(answer, "rows") if row.get("trial") == trial), {})
-    reported = json_values.number_or_none(row, "reported")
-    return StudyProgress(name, planned, finished, ended, best if reported is None else reported)
+    rows = (row for row in json_values.objects(answer, "rows") if row.get("trial") == trial)
+    best = next((json_values.number_or_none(row, "reported") for row in rows), best)
+    return StudyProgress(name, planned, finished, ended, best)
 
 
 def _best(values: list[float], objective: str) -> float | None:

@@ -13,9 +13,6 @@ from bigbatch.train_loop.config import ConfigError
 
 PAGE_BEGINS = b"<!doctype html"
 
-PROGRESS_LINE_S = 10.0
-"""Seconds between two lines of a ``ProgressLine``."""
-
 
 def check_writable(option: str, folder: Path) -> None:
     """Raise ConfigError, naming ``option``, unless ``folder`` is writable or can be made."""
@@ -82,13 +79,13 @@ def with_parts(changes: dict[str, object], subset: float | None, val_part: float
 
 
 class ProgressLine:
-    """How far a command is: a line on stderr every ``PROGRESS_LINE_S``."""
+    """How far a command is: a line on stderr every ``every_s``."""
 
-    def __init__(self) -> None:
-        self._next = time.monotonic() + PROGRESS_LINE_S
+    def __init__(self, every_s: float = 10.0) -> None:
+        self._every_s, self._next = every_s, time.monotonic() + every_s
 
     def show(self, line: str) -> None:
         """Show the line, if it is time for one."""
         if time.monotonic() >= self._next:
-            self._next = time.monotonic() + PROGRESS_LINE_S
+            self._next = time.monotonic() + self._every_s
             print(line, file=sys.stderr, flush=True)

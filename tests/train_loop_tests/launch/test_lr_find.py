@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig
-from bigbatch.train_loop.host import command_line
+from bigbatch.train_loop.host.command_line import ProgressLine
 from bigbatch.train_loop.launch.lr_find import default_range, lr_find, main, range_test
 from helpers.tiny_training import CONFIG, changed
 
@@ -72,7 +72,7 @@ def test_the_loops_own_steps_are_taken_at_rising_rates(built, name):
 
 
 def test_the_command(built, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command_line, "PROGRESS_LINE_S", 0.0)
+    monkeypatch.setattr("bigbatch.train_loop.launch.lr_find.ProgressLine", lambda: ProgressLine(0.0))
     source = tmp_path / "config.json"
     source.write_text(CONFIG.to_json())
     assert main(["--config", str(source), "--set", "optimizer=lars", "--steps", "20"]) == 0
