@@ -86,7 +86,7 @@ def submit_request(
 
 
 def _check_search(request: Request, needs: JobResources, script: str) -> None:
-    """Raise InputError if the job would refuse the search. Prints why it could not be checked."""
+    """Raise InputError if the job would refuse the search. Prints why it could not be checked, or not in full."""
     cwd = work_folder(request)
     env = _outside_of_jobs(os.environ)
     if not request.nodes_may_differ:
@@ -156,6 +156,7 @@ def render_batch_script(
     """
     modules = (*site.modules, *(needs.partition.modules if needs.partition else ()))
     arguments = f"{search_check.ARGUMENT} " * check_only + _arguments(request, site)
+    unless = f" || echo {shlex.quote(search_check.LACKS_MODULES)} >&2" * check_only
     directives = _directives(request, site, needs, env)
     comment = f"Made by `bigbatch cluster submit` for {site.title or site.name}. {_cost(needs)}"
     for text in (*directives, comment):
@@ -169,7 +170,7 @@ def render_batch_script(
         f"# {comment}",
         "trap '' USR1 USR2",  # as in the script below
         *(f"export {name}={shlex.quote(value)}" for name, value in _variables(request, site, env, root).items()),
-        *(f"module load {shlex.quote(module)}" for module in modules),
+        *(f"module load {shlex.quote(module)}{unless}" for module in modules),
         *site.commands,
         # exec: the signal that Slurm sends to the batch script must reach the job itself.
         f'exec bash "$BIGBATCH_ROOT/cluster/{SCRIPT}" {arguments}'.rstrip(),

@@ -27,12 +27,13 @@ CHECK_LIMIT_S = 120.0
 """How long the job's environment may take to answer: a first import from a shared file system is slow."""
 CHECK_VARIABLE = "BIGBATCH_CHECK"
 """This variable is 1 while a prelude or site commands run for the check. They can then skip steps for nodes."""
+LACKS_MODULES = "a `module load` of the job fails on this machine: the search is checked without that module"
 REFUSES = "tune/run.py: error: "
 A_PATH = r"'(?!timm/|torchmetrics/)[^'\s]*(/|\.py)[^'\s]*'"
 
 
 def check_search(script: str, cwd: str, env: Mapping[str, str]) -> str | None:
-    """Check a search before submission. Returns a line that says why it was not checked, or None.
+    """Check a search before submission. Returns a line that says why it was not checked, or not in full; or None.
 
     Args:
         script: the batch script, with ``--check-search`` before the job's arguments.
@@ -59,7 +60,7 @@ def check_search(script: str, cwd: str, env: Mapping[str, str]) -> str | None:
             os.killpg(process.pid, signal.SIGKILL)
     line = " ".join((errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1].split())
     if not process.returncode:
-        return None
+        return LACKS_MODULES if LACKS_MODULES in errors else None
     if not line.startswith(REFUSES) or "a package that BigBatch needs is missing" in line:
         return f"the search is not checked: {line.removeprefix(REFUSES)}"
     advice = " If the compute nodes differ in that, write --no-check." if re.search(A_PATH, line) else ""

@@ -121,6 +121,17 @@ def test_an_interpreter_that_does_not_run_here_leaves_the_search_unchecked_and_s
     assert f"the search is not checked: {why}" in done.stderr
 
 
+def test_a_module_that_this_machine_lacks_is_said_of_a_search_that_is_checked_without_it(site, tmp_path):
+    (tmp_path / "own.toml").write_text('name = "own"\n[environment]\nmodules = ["python", "cuda/13"]\n')
+    (tmp_path / ".bash_profile").write_text("module() { [ $2 = python ]; }\n")
+    words = ("--dry-run", "--site", "own.toml", "--space", "mine.py:mine")
+    done = site(*words, HOME=str(tmp_path))
+    assert done.returncode == 0 and "\nmodule load cuda/13\n" in done.stdout
+    assert done.stderr == f"bigbatch cluster: {search_check.LACKS_MODULES}\n"
+    (tmp_path / ".bash_profile").write_text("module() { true; }\n")
+    assert site(*words, HOME=str(tmp_path)).stderr == ""
+
+
 # The limits of a check
 
 
