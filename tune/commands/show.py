@@ -233,12 +233,12 @@ def _commands(found: StudySummary) -> str:
     if found.state != RUNNING and failed:
         command = f"{resume_words(found)} --retry-failed"
         lines += ["Try the failed trials again, when their cause is mended:", f"  {command}"]
-    best_file = found.folder / "best.json"
+    best_file, most = found.folder / "best.json", json_values.whole_number(found.description, "max_epochs")
     if found.answer.get(USABLE) is False or not read_json(best_file):
         return "\n".join(lines)  # nothing to train: the answer says why
     if found.description.get("trainable"):
-        lines.append(own_next_step(json_values.text(found.description, "model"), shlex.quote(str(best_file))))
+        parameters = best.params if (best := _best_trial(found)) else {}
+        lines.append(own_next_step(shlex.quote(str(best_file)), parameters, most))
     else:
-        most = json_values.whole_number(found.description, "max_epochs")
         lines += ["Train the best in full:", f"  {full_run_command(shlex.quote(str(best_file)), most)}"]
     return "\n".join(lines)

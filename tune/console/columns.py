@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, known_key
+from bigbatch.train_loop.config.given import written_assignments
 from bigbatch.train_loop.config.rules import shown_name
 from bigbatch.train_loop.config.words import amount
 from bigbatch.tune.runs.run import AnyTrial, Kind, Run, configuration, confirmed_by, is_paused
@@ -75,9 +77,11 @@ def full_run_command(best_file: str, max_epochs: int, command: str = "bigbatch t
     return f"{command} --config {best_file} --set epochs={max(30, 2 * max_epochs)}"
 
 
-def own_next_step(function: str, best_file: str) -> str:
-    """What one may do with the best ``config`` of a training function. Both arguments as one would type them."""
-    return f"Its config is trainable.options in {best_file}: call {function} with it, epochs and seed."
+def own_next_step(best_file: str, parameters: Mapping[str, object], max_epochs: int) -> str:
+    """How to train the best ``config`` of a training function in full. ``best_file``: as one types it."""
+    given = shlex.join(["--set", *written_assignments(parameters)] if parameters else [])
+    options = f"--trials 1 --max-epochs {max(30, 2 * max_epochs)} --study OTHER {given}".rstrip()
+    return f"Train it in full by the search's command with these options ({best_file} has its config):\n  {options}"
 
 
 def config_of(trial: AnyTrial) -> TrainConfig | None:

@@ -188,7 +188,7 @@ def print_findings(
         console.print(f"\nEach row's configuration: {each}/VALUE.json")
     best_file = quoted_path(plan.folder / "best.json")
     if plan.trainable:
-        console.print(f"\n{own_next_step(plan.model, best_file)}")
+        console.print(f"\n{own_next_step(best_file, best.params, plan.max_epochs)}", soft_wrap=True)
     else:
         console.print("\nTrain it in full:")
         console.print(f"  {train_command(plan)}", soft_wrap=True)

@@ -1,11 +1,13 @@
 """``--trainable``: what a plan takes from a training function of the user's own, and what it refuses."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.console.columns import own_next_step
 from bigbatch.tune.console.confirmation_words import confirm_lines
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
@@ -71,6 +73,16 @@ def test_the_function_gets_what_its_space_returns_and_the_study_keeps_only_that(
     assert found.to_dict()["trainable"] == f"{own}:train" and set(found.ranges) == {"lr", "last"}
     assert found.space.initial_points(found.workload) == [{"lr": 0.5, "last": 16}]
     assert not found.enqueued and found.frontier is None and str(found.confirm) == "none"
+
+
+def test_the_options_that_train_the_best_in_full_give_the_function_the_same_config(own: Path) -> None:
+    own.write_text(OWN.replace("[4, 16]", "[4, 16, 'a b', None]"))
+    for last in (4, "a b", None):
+        words = shlex.split(own_next_step("best.json", {"lr": 0.15979694049089213, "last": last}, 20).splitlines()[-1])
+        assert words[:7] == ["--trials", "1", "--max-epochs", "40", "--study", "OTHER", "--set"]
+        found = sampled(plan(trials=1, max_epochs=40, set=words[7:]))
+        assert found["trainable"]["options"] == {"lr": 0.15979694049089213, "layers": [8, last]}
+    assert "--set" not in own_next_step("best.json", {}, 20), "the search's command has them all"
 
 
 def test_a_frontier_a_target_and_confirmations_are_those_of_other_searches(own: Path) -> None:
