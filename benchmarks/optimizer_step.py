@@ -8,7 +8,7 @@ in turn, one step each a round; their order changes with each round. A ratio is 
 that is slow for a while slows both sides. On a GPU a round's step is the mean of 10, between two
 events. Prints median, quartiles and ratios, and, last, one JSON line.
 
-``sgd_fused`` and ``adamw_fused`` are torch's fastest, and what ``build_optimizer`` makes where no GradScaler is in use.
+``sgd_fused`` and ``adamw_fused`` are torch's fastest, and what ``build_optimizer`` makes, except on CPUs with fp16.
 ``noise_scale`` is what each step's two norms of all gradients cost, where the gradient noise scale is measured.
 Arms ``timm_*`` are timm's optimizers with its own choice of implementation, ``timm_*_foreach`` with
 its multi-tensor one. timm's LAMB clips the global gradient norm, as does our arm ``lamb``; arms ``*_noclip`` do not.

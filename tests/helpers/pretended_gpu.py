@@ -76,6 +76,8 @@ class OnGpu(Tensor):
             raise RuntimeError(f"Expected all tensors to be on the same device: {func} got {[*map(_kind, given)]}")
         if name in HOST_WAITS or (of_host and name in BETWEEN and not _is_asynchronous(name, args, kwargs)):
             WAITS[name] += 1
+        if name.startswith("_fused_") and (found := kwargs.pop("found_inf", None)) is not None and found.of_cpu:
+            return None  # as CUDA's kernels; the CPU's ones do not look
         result = func(*tree_map(_of_cpu, args), **tree_map(_of_cpu, kwargs))
         if name == "copy_" and not isinstance(args[0], OnGpu):
             return args[0]
@@ -194,7 +196,8 @@ def pretended_gpu() -> Iterator[Counter[str]]:
         patch.setattr(torch, "autocast", _Autocast)
         for name in ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check"):
             patch.setattr(torch.optim.Optimizer, name, lambda self: None, raising=False)
-        patch.setattr(torch.nn.utils.clip_grad, "_group_tensors_by_device_and_dtype", _one_group)  # C++ says: the CPU
+        for place in (torch.nn.utils.clip_grad, torch.optim.Optimizer):  # C++ says: the CPU
+            patch.setattr(place, "_group_tensors_by_device_and_dtype", staticmethod(_one_group))
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         try:
             with _Calls():
@@ -203,6 +206,6 @@ def pretended_gpu() -> Iterator[Counter[str]]:
             torch.__future__.set_overwrite_module_params_on_conversion(False)
 
 
-def _one_group(lists: list[list[Tensor]]) -> Any:
+def _one_group(lists: list[list[Tensor]], with_indices: bool = False) -> Any:
     (first, *_), *_ = lists
     return {(first.device, first.dtype): (lists, list(range(len(lists[0]))))}

@@ -73,13 +73,14 @@ class Recorder(CudaGraphs):
         return ""
 
     def record(self, step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        kept = [(one, one.clone()) for one in self._changed()]
+        kept, scale = [(one, one.clone()) for one in self._changed()], self.run.scaler.state_dict()
         try:
             with Operations() as operations:
                 loss = step()
         finally:
             for one, old in kept:  # a graph is recorded without computing anything
                 one.copy_(old)
+            self.run.scaler.load_state_dict(scale)
 
         def replay() -> None:
             self.replays += 1
@@ -91,4 +92,7 @@ class Recorder(CudaGraphs):
     def _changed(self) -> list[torch.Tensor]:
         run = self.run
         state = [one for values in run.optimizer.state.values() for one in values.values() if torch.is_tensor(one)]
-        return [one.detach() for one in (*run.model.parameters(), *run.model.buffers(), *state, run.sums.values)]
+        return [
+            one.detach()
+            for one in (*run.model.parameters(), *run.model.buffers(), *state, run.sums.values, run.step.skipped)
+        ]

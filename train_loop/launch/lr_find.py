@@ -117,7 +117,7 @@ def lr_find(
     from bigbatch.train_loop.loop.assembly import set_up
     from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
     from bigbatch.train_loop.loop.metrics import Sums
-    from bigbatch.train_loop.loop.train import take_step
+    from bigbatch.train_loop.loop.train import check_gradient_scale, take_step
     from bigbatch.train_loop.reporter import ListReporter
 
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device(), scan=scan)
@@ -129,6 +129,7 @@ def lr_find(
         run.sums.values.zero_()
         take_step(run, next(steps_to_take), rate)
         run.progress.step += 1  # dropout's seed
+        check_gradient_scale(run)
         loss = Sums(*run.sums.values.tolist()).mean_loss
         progress.show(f"step {run.progress.step} of at most {steps}: lr {rate:.3g}, loss {loss:.4g}")
         return loss

@@ -85,6 +85,11 @@ class Run:
         return self.step.average
 
     @property
+    def steps_done(self) -> int:
+        """Steps since the run began, with skipped ones: the schedule's position."""
+        return self.progress.epoch * self.steps_per_epoch + self.progress.step
+
+    @property
     def scaler(self) -> GradScaler:
         """The scaler of fp16 gradients; switched off in other precisions."""
         return self.step.scaler
@@ -117,7 +122,7 @@ def set_up(
     if halvings and hasattr(reporter, "halved"):
         reporter.halved(halvings)
     if content:
-        _check_steps(content.get("steps_per_epoch", run.steps_per_epoch), run.steps_per_epoch)
+        _check_steps(content["steps_per_epoch"], run.steps_per_epoch)
         if checkpoints.folder and (SHARDS in content or is_shared_out(run.model)):
             average = run.average.tensors if run.average else []
             content = read_shards(content, checkpoints.folder, run.model, run.optimizer, average)
@@ -126,6 +131,7 @@ def set_up(
     # After reading the weights: it copies rank 0's to all ranks.
     parallel = _parallel(called, world, config.model.find_unused_parameters, is_shared_out(run.model))
     run.step = dataclasses.replace(run.step, parallel=parallel)
+    run.step.skipped.fill_(run.progress.skipped_steps)
     run.norms.watch(parallel, config.bf16_gradients)
     return run
 
@@ -215,7 +221,7 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
     if run.world.rank == 0:  # it continues the sums over all ranks; the other ranks begin at 0
         run.sums.values.copy_(torch.tensor(progress.sums, dtype=torch.float64))
         run.use.resume(progress.gpu_energy_j)
-        if content.get("micro_size", run.split.micro_size) == run.split.micro_size:  # else they are not comparable
+        if content["micro_size"] == run.split.micro_size:  # else they are not comparable
             run.norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
 
 

@@ -2,12 +2,12 @@
 
 A checkpoint is a dict: ``format``, ``config`` (TrainConfig's dict), ``data`` (sizes of the data
 set), ``model``, ``optimizer``, ``scaler`` (state dicts), ``progress`` (``RunState``'s dict), ``micro_size`` (images of
-a micro-batch; not in older ones), and with ``ema_decay`` ``average`` (``WeightAverage.tensors``). Of a sharded network
-also ``shards``: see ``sharded_state.py``.
+a micro-batch), ``steps_per_epoch``, and with ``ema_decay`` ``average`` (``WeightAverage.tensors``). Of a sharded
+network also ``shards``: see ``sharded_state.py``.
 
 It contains no generator state: the order of images, their augmentation and the seed of each micro-batch are
 functions of (seed, epoch, step), so the position is enough, for any number of ranks. The learning rate is a
-function of ``optimizer_steps``.
+function of the position, too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ALONE = World(0, 1, torch.device("cpu"))
 _log = logging.getLogger(__name__)
 _GOES_ON = "%s. Training continues; if it stops, it resumes from the last checkpoint that was written"
 
-FORMAT = 3
+FORMAT = 4
 LATEST, PREVIOUS = "latest.pt", "previous.pt"
 
 
@@ -56,8 +56,8 @@ class RunState:
     """Finished epochs."""
     step: int = 0
     """Finished steps of the unfinished epoch, with skipped ones: the sampler's position."""
-    optimizer_steps: int = 0
     skipped_steps: int = 0
+    """Steps that fp16's scaler had left out when the ranks last met."""
     learning_rate: float = 0.0
     """Learning rate of the last step."""
     sums: list[float] = field(default_factory=lambda: [*metrics.Sums()])

@@ -3,7 +3,7 @@
 A small network's step is hundreds of short kernels, and the host takes longer to start them than the device takes to
 run them. A graph holds them all: forward, loss, metric sums, backward, clipping and optimizer. Work that uses a number
 of the host stays outside: the batch's copy and preparation, mixing, the seed, the moving average of the weights. The
-learning rate is a number on the device.
+learning rate is a number on the device, and so is fp16's scale.
 
 The first steps with a shape run normally. Then one is recorded. The next one runs twice: as a replay, and normally. If
 both change the weights alike, the following steps of this shape are replays. The last step of an epoch is never a
@@ -116,7 +116,6 @@ def _why_not(run: Run) -> str:
         "it needs a GPU": run.world.device.type != "cuda",
         "it is for one worker": run.world.workers > 1 or is_shared_out(run.model),
         "a step has several micro-batches": run.split.accumulation_steps > 1,
-        "fp16 reads its scale in each step": run.scaler.is_enabled(),
         "activation checkpointing reads the generator's state in a step": config.model.activation_checkpointing,
         f"a replay would leave out the Python code of {code}": bool(code),
         f"it needs torch {LEAST_TORCH}": torch.__version__ < LEAST_TORCH,
@@ -197,6 +196,7 @@ class ReplayedStep:
             self._run.graph_bytes = self._recorder.kept_bytes
         except Exception as error:  # its class depends on the cause and on the version of torch
             self._run.optimizer.zero_grad(set_to_none=True)
+            self._run.scaler.update(self._run.scaler.get_scale())  # and nothing of the broken step
             self._refuse(f"a step cannot be recorded ({_first_cause(error)})")
 
     @contextmanager
@@ -227,12 +227,13 @@ class ReplayedStep:
         """Take the step as a replay, undo it, and take it normally. If the results differ, there are no replays."""
         run, weights = self._run, [p.detach() for p in self._run.model.parameters()]
         state = [one for values in run.optimizer.state.values() for one in values.values() if torch.is_tensor(one)]
-        changed = [one.detach() for one in (*weights, *run.model.buffers(), *state, run.sums.values)]
-        before = [one.clone() for one in changed]
+        changed = [one.detach() for one in (*weights, *run.model.buffers(), *state, run.sums.values, run.step.skipped)]
+        before, scale = [one.clone() for one in changed], run.scaler.state_dict()
         self._replay(rate)
-        replayed = [one.clone() for one in changed]
+        replayed, its_scale = [one.clone() for one in changed], run.scaler.state_dict()
         for one, old in zip(changed, before, strict=True):
             one.copy_(old)
+        run.scaler.load_state_dict(scale)
         seed_batch(run, run.progress.step, 0)
         set_learning_rate(run.optimizer, rate)
         loss = self._step()
@@ -247,6 +248,8 @@ class ReplayedStep:
         )
         if left:
             self._refuse(f"a replay left {left} of {len(changed)} tensors unchanged that the step changes")
+        elif run.scaler.state_dict() != its_scale:
+            self._refuse("a replay changed fp16's scale otherwise than the step")
         elif not apart <= ALIKE * way:  # also where it is NaN
             self._refuse(f"a replay ended {apart:.2g} away from the normal step's weights; that step moved {way:.2g}")
         return loss
@@ -260,7 +263,7 @@ def _first_cause(error: BaseException) -> str:
 
 
 def _count_on_device(optimizer: torch.optim.Optimizer) -> None:
-    """Let AdamW and LAMB count their steps on the device: a replay does not change a number of the host."""
+    """Let AdamW count its steps on the device, as LAMB does: a replay does not change a number of the host."""
     for group in optimizer.param_groups:
         if "capturable" in group:
             group["capturable"] = True

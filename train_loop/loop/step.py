@@ -1,6 +1,7 @@
 """One training step on one device: normalise → forward → loss → backward → optimizer → average.
 
-The loop, the profile and the learning-rate range test use it. Nothing here waits for the device, except fp16's scale.
+The loop, the profile and the learning-rate range test use it. Nothing here waits for the device, unless fp16 meets an
+optimizer that cannot leave out a step by itself: see ``TrainStep.update``.
 """
 
 from __future__ import annotations
@@ -63,6 +64,11 @@ class TrainStep:
         """The mean loss in validation: the user's own loss, else one that is comparable between runs."""
         return self.loss if has_own_loss(self.config) else plain_loss(self.config.loss)
 
+    @cached_property
+    def skipped(self) -> torch.Tensor:
+        """How many steps fp16's scaler has left out since the run began, ``[]`` on the device."""
+        return torch.zeros((), dtype=torch.int64, device=self.device)
+
     def prepare(self, images: Nested) -> Nested:
         """The input of the model, from a batch's images on the device. Inputs that are not images stay as they are."""
         inputs = self.normalise(images)
@@ -102,26 +108,26 @@ class TrainStep:
             self._check_gradients()
         return loss.detach(), map_tensors(torch.Tensor.detach, outputs)
 
-    def update(self, rate: float, number: int) -> bool:
+    def update(self, rate: float, number: int) -> None:
         """Step with the gradients, take the weights into the average, and clear the gradients.
+
+        If fp16's gradients overflow, the weights stay and the scaler lowers its scale. torch's fused optimizers, LARS
+        and LAMB see to that on the device; for others the host asks the device before the step. ``skipped`` counts such
+        steps. Schedule and average take them as any other, as in timm's loop. All ranks have the same gradients.
 
         Args:
             rate: learning rate of this step.
-            number: this step's number among the steps that were taken, 1-based.
-
-        Returns whether the step was taken: False if fp16's gradients overflowed. They are the same on all ranks, so all
-        ranks agree.
+            number: this step's number since the run began, 1-based.
         """
         with self.phase("optimizer"):
             set_learning_rate(self.optimizer, rate)
-            taken = self.clip_and_step()
-            if taken and self.average:
+            self.clip_and_step()
+            if self.average:
                 self.average.update(number)
             self.optimizer.zero_grad(set_to_none=True)
-            return taken
 
-    def clip_and_step(self) -> bool:
-        """Step with the gradients at the learning rate that is set in the optimizer. Returns the same as ``update``."""
+    def clip_and_step(self) -> None:
+        """Step with the gradients at the learning rate that is set in the optimizer."""
         clip = self.config.optimizer.clip_grad_norm
         if clip > 0 or self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)  # before any norm: clipping computes one here, LARS and LAMB later
@@ -130,11 +136,12 @@ class TrainStep:
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), clip, norm)
         if not self.scaler.is_enabled():
             self.optimizer.step()
-            return True
-        before = self.scaler.get_scale()
+            return
+        one = torch.ones((), device=self.device)
+        before = self.scaler.scale(one)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return self.scaler.get_scale() >= before
+        self.skipped.add_(self.scaler.scale(one) < before)
 
     def _check_gradients(self) -> None:
         """Raise UnusedParameterError if this rank's backward pass left a gradient out of the sum over the ranks.

@@ -152,7 +152,7 @@ def _train_epoch(run: Run) -> None:
 def _optimizer_step(run: Run, step: Step) -> None:
     """Train one global batch at the schedule's rate."""
     rate = learning_rate(
-        run.progress.optimizer_steps,
+        run.steps_done,
         total_steps=run.config.epochs * run.steps_per_epoch,
         steps_per_epoch=run.steps_per_epoch,
         peak_lr=run.config.optimizer.peak_lr,
@@ -182,11 +182,7 @@ def take_step(run: Run, step: Step | list[Batch], rate: float) -> None:
         run.watch.add(progress.step, rate, loss)
     whole = example_count(labels) == run.split.micro_size  # a smaller last step does not measure this batch size
     run.norms.step(run.model.parameters(), run.scaler.scale(run.norms.one), whole)
-    if run.step.update(rate, progress.optimizer_steps + 1):
-        progress.optimizer_steps += 1
-    else:
-        progress.skipped_steps += 1
-        _check_gradient_scale(run)
+    run.step.update(rate, run.steps_done + 1)
 
 
 def _is_replayed(run: Run, batch: Sequence[Nested], rate: float) -> bool:
@@ -197,19 +193,21 @@ def _is_replayed(run: Run, batch: Sequence[Nested], rate: float) -> bool:
     if (loss := run.replay(batch, rate)) is None:
         return False
     run.watch.add(progress.step, rate, loss)
-    progress.optimizer_steps += 1
     if run.average:
-        run.average.update(progress.optimizer_steps)
+        run.average.update(run.steps_done + 1)
     return True
 
 
-def _check_gradient_scale(run: Run) -> None:
-    """Raise NonFiniteLossError, on all ranks, when no scale helps."""
+def check_gradient_scale(run: Run) -> None:
+    """With fp16, ask the device for the skipped steps; raise NonFiniteLossError, on all ranks, when no scale helps."""
+    if not run.scaler.is_enabled():
+        return
+    run.progress.skipped_steps = int(run.step.skipped)
     scale = run.scaler.get_scale()
     if scale < MIN_GRADIENT_SCALE:
         raise NonFiniteLossError(
-            f"gradients overflow at any loss scale (now {scale:.3g}) in epoch {run.progress.epoch + 1} at its step "
-            f"{run.progress.step + 1} with learning rate {run.progress.learning_rate:.6g}"
+            f"gradients overflow at any loss scale (now {scale:.3g}) in epoch {run.progress.epoch + 1} until its step "
+            f"{run.progress.step} with learning rate {run.progress.learning_rate:.6g}"
         )
 
 
@@ -235,6 +233,7 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
         [bad_step, bad_kind, float(wanted), float(stop), float(dropped)]
     )
     run.watch.check(bad_step, bad_kind, run.progress.epoch + 1)
+    check_gradient_scale(run)
     if hasattr(run.reporter, "steps_done"):  # the device has just been waited for
         run.reporter.steps_done(run.progress.epoch + 1, run.progress.step, run.steps_per_epoch, run.split.global_size)
     if drop:
@@ -267,14 +266,14 @@ def _end_epoch(run: Run, val_sums: Sequence[torch.Tensor] | None, shared: dict[s
     most = run.world.max([*run.clock.seconds.values(), *most_here, run.checkpoints.write_s])
     *slowest, processes, memory_bytes, idlest, due, write_s = most
     times: dict[str, Any] = dict(zip(run.clock.seconds, slowest, strict=True))
-    progress.epoch += 1
+    progress.epoch, progress.step = progress.epoch + 1, 0
     record = EpochRecord(
         epoch=progress.epoch,
         epochs=config.epochs,
         train_loss=trained.mean_loss,
         train_top1=trained.top1,
         learning_rate=progress.learning_rate,
-        optimizer_steps=progress.optimizer_steps,
+        optimizer_steps=run.steps_done - progress.skipped_steps,
         skipped_steps=progress.skipped_steps,
         images_per_s=trained.images / max(times["data_s"] + times["step_s"], 1e-9),
         train_s=times["data_s"] + times["step_s"],
@@ -288,7 +287,6 @@ def _end_epoch(run: Run, val_sums: Sequence[torch.Tensor] | None, shared: dict[s
         **shared,
         **times,
     )
-    progress.step = 0
     progress.history.append(record.to_dict())
     run.sums.values.zero_()
     run.norms.sums.zero_()

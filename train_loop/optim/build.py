@@ -14,7 +14,7 @@ from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.optim.fused import begin_momentum, can_fuse, keep_implementation
 from bigbatch.train_loop.optim.lamb import LAMB
 from bigbatch.train_loop.optim.lars import LARS
-from bigbatch.train_loop.optim.layerwise import ParamGroup
+from bigbatch.train_loop.optim.layerwise import LayerwiseOptimizer, ParamGroup
 from bigbatch.train_loop.plugins.registry import loaded, users_code
 
 NORM_LAYERS: tuple[type[nn.Module], ...] = (
@@ -96,7 +96,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool
 
     Args:
         model: must already be on its device.
-        grad_scaler: whether a GradScaler takes the steps. Without one, torch's own optimizers are fused.
+        grad_scaler: whether a GradScaler takes the steps, with gradients that it has unscaled. On GPUs, torch's own
+            optimizers, LARS and LAMB then leave out a step on the device. On CPUs torch's own are not fused.
 
     Raises ValueError if the model has no trainable parameter; ConfigError and OwnCodeError for a user's function.
     """
@@ -105,25 +106,33 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool
         group[LR_FACTOR] = 1.0 if group["trust_ratio"] else config.no_decay_lr_factor
     if not groups:
         raise ValueError(f"an optimizer needs trainable parameters; got none in {type(model).__name__}")
-    if config.name in ("sgd", "adamw"):
-        return _torchs_own(groups, config, grad_scaler)
     if is_own(config.name):
         return _users_own(groups, config)
+    fused = can_fuse((p for group in groups for p in group["params"]), grad_scaler)
     match config.name:
+        case "sgd" | "adamw":
+            return _torchs_own(groups, config, fused)
         case "lamb":
-            return _lamb(groups, config)
+            optimizer: LayerwiseOptimizer = _lamb(groups, config)
         case "lars":
-            return LARS(
-                groups,
-                lr=config.peak_lr,
-                momentum=config.momentum,
-                trust_coefficient=config.trust_coefficient,
-                nesterov=config.nesterov,
-                momentum_convention="out" if config.larc != "off" else config.lars_momentum,
-                eps=config.lars_eps,
-                larc=config.larc,
-            )
-    raise ValueError(f"optimizer.name must be one of sgd, lars, lamb, adamw; got {config.name!r}")
+            optimizer = _lars(groups, config)
+        case _:
+            raise ValueError(f"optimizer.name must be one of sgd, lars, lamb, adamw; got {config.name!r}")
+    optimizer._step_supports_amp_scaling = grad_scaler and fused
+    return optimizer
+
+
+def _lars(groups: list[ParamGroup], config: OptimizerConfig) -> LARS:
+    return LARS(
+        groups,
+        lr=config.peak_lr,
+        momentum=config.momentum,
+        trust_coefficient=config.trust_coefficient,
+        nesterov=config.nesterov,
+        momentum_convention="out" if config.larc != "off" else config.lars_momentum,
+        eps=config.lars_eps,
+        larc=config.larc,
+    )
 
 
 def _lamb(groups: list[ParamGroup], config: OptimizerConfig) -> LAMB:
@@ -167,11 +176,10 @@ def _users_own(groups: list[ParamGroup], config: OptimizerConfig) -> torch.optim
     return optimizer
 
 
-def _torchs_own(groups: list[ParamGroup], config: OptimizerConfig, grad_scaler: bool) -> torch.optim.Optimizer:
+def _torchs_own(groups: list[ParamGroup], config: OptimizerConfig, fused: bool) -> torch.optim.Optimizer:
     groups = [
         {key: value for key, value in group.items() if key != "trust_ratio"} for group in groups
     ]  # they do not know this flag
-    fused = can_fuse((p for group in groups for p in group["params"]), grad_scaler)
     how: dict[str, Any] = {"lr": config.peak_lr, "foreach": not fused, "fused": fused}
     optimizer: torch.optim.Optimizer
     if config.name == "sgd":

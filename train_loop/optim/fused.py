@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import StateDict
 
-from bigbatch.train_loop.optim.layerwise import is_sharded
+from bigbatch.train_loop.optim.layerwise import alike, is_sharded, laid_out
 
 DEVICES = ("cpu", "cuda")
 """Devices on which the fused step was compared with the formulas. Others use the multi-tensor step."""
@@ -25,23 +25,22 @@ IMPLEMENTATION = ("foreach", "fused", "capturable")
 def can_fuse(params: Iterable[Tensor], grad_scaler: bool) -> bool:
     """Whether all parameters may take a fused step.
 
-    Not with a GradScaler: on CPUs torch's fused SGD takes the steps that the scaler wants to skip. Not for what torch
+    Not with a GradScaler on CPUs: torch's fused SGD takes the steps that the scaler wants to skip. Not for what torch
     refuses: other devices, complex and integer numbers. Not if a parameter's elements are not contiguous: its momentum
     would be, and the layouts would differ.
     """
-    return not grad_scaler and all(
-        p.device.type in DEVICES and p.is_floating_point() and not is_sharded(p) and _dense(p) for p in params
-    )
+    devices = ("cuda",) if grad_scaler else DEVICES
+    return all(p.device.type in devices and p.is_floating_point() and not is_sharded(p) and _dense(p) for p in params)
 
 
 def in_one_pass(weights: list[Tensor], *others: list[Tensor]) -> bool:
-    """Whether LARS and LAMB may call torch's fused kernels: on CPUs, with tensors that lie alike in memory.
+    """Whether LARS and LAMB may call torch's fused kernels: with weights and state that lie alike in memory.
 
-    ``others``: lists of gradients and of state. Each tensor of state was made like its weight, without gaps.
+    ``others``: lists of state. Each tensor of state was made like its weight, without gaps.
     """
-    if weights[0].device.type != "cpu" or torch.compiler.is_compiling():
+    if weights[0].device.type not in DEVICES or torch.compiler.is_compiling():
         return False
-    return all(_alike(tensor, weight) for other in others for tensor, weight in zip(other, weights, strict=True))
+    return all(alike(tensor, weight) for other in others for tensor, weight in zip(other, weights, strict=True))
 
 
 def keep_implementation(optimizer: torch.optim.Optimizer) -> None:
@@ -79,9 +78,20 @@ def _lay_out_gradients(optimizer: torch.optim.Optimizer, *_: object) -> None:
                 continue
             if p.grad.layout != torch.strided:  # of an embedding; the fused step refuses it
                 group.update(foreach=True, fused=False)
+                _let_the_scaler_ask(optimizer)
                 break
-            if not _alike(p.grad, p):
-                p.grad = _as(p.grad, p)
+            if not alike(p.grad, p):
+                p.grad = laid_out(p.grad, p)
+
+
+def _let_the_scaler_ask(optimizer: torch.optim.Optimizer) -> None:
+    """A step that is not fused cannot be left out on the device: from now on a GradScaler asks before it. In this step
+    it has handed over ``found_inf`` already."""
+    if getattr(optimizer, "found_inf", None) is not None:
+        if optimizer.found_inf:  # type: ignore[attr-defined]
+            optimizer.zero_grad()
+        optimizer.found_inf = None  # type: ignore[attr-defined]
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
@@ -91,19 +101,9 @@ def _complete_state(optimizer: torch.optim.Optimizer) -> None:
         for p in group["params"] if group["fused"] else []:
             state = optimizer.state.get(p, {})
             for name, value in state.items():
-                if isinstance(value, Tensor) and value.shape == p.shape and not _alike(value, p):
-                    state[name] = _as(value, p)
-
-
-def _as(value: Tensor, p: Tensor) -> Tensor:
-    return torch.empty_like(p, dtype=value.dtype, memory_format=torch.preserve_format).copy_(value)
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape have the same memory layout. The stride of a dimension of size 1 is ignored."""
-    one, other = a.stride(), b.stride()
-    return one == other or all(s == t for s, t, size in zip(one, other, b.shape, strict=True) if size > 1)
+                if isinstance(value, Tensor) and value.shape == p.shape:
+                    state[name] = laid_out(value, p)
 
 
 def _dense(p: Tensor) -> bool:
-    return _alike(torch.empty_like(p, device="meta", memory_format=torch.preserve_format), p)
+    return alike(torch.empty_like(p, device="meta", memory_format=torch.preserve_format), p)

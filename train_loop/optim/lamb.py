@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,14 +15,14 @@ from bigbatch.train_loop.optim.layerwise import (
     LayerwiseOptimizer,
     ParamGroup,
     add_scaled_,
-    buckets,
     check_hyperparameter,
     check_nonnegative,
+    laid_out,
     learning_rate_of,
     total_norm,
 )
 
-_LATE = torch.tensor(math.inf)
+_LATE = math.inf
 """A step number after which nothing is left of the bias."""
 
 
@@ -47,7 +46,7 @@ class LAMB(LayerwiseOptimizer):
 
     A parameter group may set any hyperparameter but pre_normalise. bf16 and fp16 parameters have
     float32 moments and arithmetic, and are rounded once a step. Gradients are left unchanged; those
-    of a GradScaler must be unscaled first (``scaler.step`` does that).
+    of a GradScaler are unscaled first.
 
     Args:
         params: parameters or groups of them; real, with dense gradients.
@@ -58,8 +57,6 @@ class LAMB(LayerwiseOptimizer):
         bias_correction: divide the moments as above.
         pre_normalise: divide all groups' gradient by its norm.
         trust_bounds: (lowest, highest) ratio.
-        capturable: keep step numbers on the device, for CUDA graphs. Otherwise they are on the CPU,
-            as in torch.optim.Adam, and the host reads them without waiting for a device.
         trust_ratio: default of the group flag.
 
     Raises:
@@ -68,8 +65,9 @@ class LAMB(LayerwiseOptimizer):
         RuntimeError: from ``step``, on a sparse gradient.
     """
 
+    _gradient_scale: Tensor | None = None
     _scratch: Tensor | None = None
-    """Two lists of the largest bucket, on CPUs. A class attribute: torch copies an optimizer without its own ones."""
+    """Two lists of the largest bucket, on CPUs."""
 
     def __init__(
         self,
@@ -82,7 +80,6 @@ class LAMB(LayerwiseOptimizer):
         *,
         pre_normalise: bool = False,
         trust_bounds: tuple[float, float] = (0.0, math.inf),
-        capturable: bool = False,
         trust_ratio: bool = True,
     ) -> None:
         defaults = {
@@ -92,12 +89,13 @@ class LAMB(LayerwiseOptimizer):
             "weight_decay": weight_decay,
             "bias_correction": bias_correction,
             "trust_bounds": trust_bounds,
-            "capturable": capturable,
             "trust_ratio": trust_ratio,
         }
         self.pre_normalise = pre_normalise
-        self._gradient_scale: Tensor | None = None
         super().__init__(params, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "pre_normalise": self.pre_normalise}  # torch copies none but its own
 
     def _check(self, group: ParamGroup) -> None:
         check_nonnegative(group, "lr", "eps", "weight_decay")
@@ -113,32 +111,38 @@ class LAMB(LayerwiseOptimizer):
         if grads and self.pre_normalise:
             norm = total_norm([g.float() if g.dtype.itemsize < 4 else g for g in grads])
             self._gradient_scale = torch.where(norm > 0, 1.0 / norm, 1.0)
+        for group in self.param_groups:
+            self._count([p for p in group["params"] if p.grad is not None])
 
-    def _buckets(self, group: ParamGroup) -> Iterator[Bucket]:
-        """Buckets with one step number each, so that bias corrections are numbers, if the host may read the steps."""
-        steps = self._count(group)
-        if self._steps_stay_on_device(group):
-            return buckets(group)
-        numbers = {id(p): step.item() for p, step in steps}
-        return buckets(group, lambda p: numbers[id(p)])
+    def _count(self, params: list[Tensor]) -> None:
+        """Count the step numbers up, float32 ``[]`` on the device: a CUDA graph, torch's fused Adam and a GradScaler
+        find them there."""
+        for p in params:
+            if "step" not in self.state[p]:
+                self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+        if steps := [self.state[p]["step"] for p in params]:
+            torch._foreach_add_(steps, 1)
+            if self.found_inf is not None:
+                torch._foreach_sub_(steps, [self.found_inf] * len(steps))
 
     def _update(self, group: ParamGroup, bucket: Bucket) -> None:
         lr, decay = learning_rate_of(group, bucket), group["weight_decay"]
         updates, factor = self._updates(group, bucket, decay)
         if group["trust_ratio"]:
             factor = factor * lamb_trust_ratios(bucket, updates, factor, group["trust_bounds"])
+        if self.found_inf is not None:
+            factor = torch.where(self.found_inf > 0, 0.0, factor)
         add_scaled_(bucket.weights, updates, -lr * factor)
 
     def _updates(self, group: ParamGroup, bucket: Bucket, decay: float) -> tuple[list[Tensor], float | Tensor]:
         """d of each parameter and f with f·d = u, after taking its gradient into the moments.
 
         With c1 = 1 − β1^t and c2 = √(1 − β2^t): m̂ / (√v̂ + eps) = (c2/c1) · m / (√v + c2·eps), which
-        saves two passes over the tensors. f is a number, or [parameters of the bucket].
+        saves two passes over the tensors. f is 1, or [parameters of the bucket].
         """
         beta1, beta2 = group["betas"]
-        firsts = self._state_tensors("exp_avg", bucket)
-        seconds = self._state_tensors("exp_avg_sq", bucket)
-        if in_one_pass(bucket.weights, bucket.grads, firsts, seconds):
+        firsts, seconds = self._state_tensors("exp_avg", bucket), self._state_tensors("exp_avg_sq", bucket)
+        if in_one_pass(bucket.weights, firsts, seconds):
             return self._fused_updates(group, bucket, firsts, seconds, decay), 1.0
         grads = bucket.grads
         if self._gradient_scale is not None:
@@ -148,8 +152,7 @@ class LAMB(LayerwiseOptimizer):
         torch._foreach_addcmul_(seconds, grads, grads, 1 - beta2)
         c1, c2 = self._corrections(group, bucket)
         roots = torch._foreach_sqrt(seconds)
-        eps = c2 * group["eps"]
-        torch._foreach_add_(roots, list(eps.unbind()) if isinstance(eps, Tensor) else eps)
+        torch._foreach_add_(roots, list((c2 * group["eps"]).unbind()))
         updates, factor = list(torch._foreach_div(firsts, roots)), c2 / c1
         if decay > 0:
             add_scaled_(updates, bucket.weights, decay / factor)
@@ -159,53 +162,35 @@ class LAMB(LayerwiseOptimizer):
         self, group: ParamGroup, bucket: Bucket, firsts: list[Tensor], seconds: list[Tensor], decay: float
     ) -> list[Tensor]:
         """u of each parameter by torch's fused Adam, one pass over memory: a step of −1 from λw."""
-        updates = self._scratch_like(bucket.weights, 0)
-        for update, w in zip(updates, bucket.weights, strict=True):
-            torch.mul(w, decay, out=update)
-        grads = bucket.grads
+        updates, grads = self._scaled(bucket.weights, decay, 0), [*map(laid_out, bucket.grads, bucket.weights)]
         if self._gradient_scale is not None:
-            scale = self._gradient_scale.to(bucket.dtype)
-            scaled = self._scratch_like(bucket.weights, 1)
-            grads = [torch.mul(g, scale, out=out) for g, out in zip(grads, scaled, strict=True)]
-        steps = [self.state[p]["step"] if group["bias_correction"] else _LATE for p in bucket.params]
+            grads = self._scaled(grads, self._gradient_scale.to(bucket.device, bucket.dtype), 1)
         beta1, beta2 = group["betas"]
         how: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "lr": -1.0, "weight_decay": 0.0}
-        torch._fused_adam_(updates, grads, firsts, seconds, [], steps, amsgrad=False, maximize=False, **how)
+        how |= {"amsgrad": False, "maximize": False, "found_inf": self.found_inf}
+        torch._fused_adam_(updates, grads, firsts, seconds, [], self._steps(group, bucket), **how)
         return updates
 
-    def _scratch_like(self, weights: list[Tensor], row: int) -> list[Tensor]:
-        """Tensors that lie as the weights do, in a row of this optimizer's memory: fresh memory costs page faults."""
-        sizes = [w.numel() for w in weights]
-        if self._scratch is None or self._scratch.dtype != weights[0].dtype or self._scratch.shape[1] < sum(sizes):
-            self._scratch = torch.empty(2, sum(sizes), dtype=weights[0].dtype)
+    def _scaled(self, tensors: list[Tensor], factor: float | Tensor, row: int) -> list[Tensor]:
+        """factor · tensors. On CPUs in a row of this optimizer's memory, because new memory costs page faults."""
+        if tensors[0].device.type != "cpu":
+            return list(torch._foreach_mul(tensors, factor))
+        sizes = [one.numel() for one in tensors]
+        if self._scratch is None or self._scratch.dtype != tensors[0].dtype or self._scratch.shape[1] < sum(sizes):
+            self._scratch = torch.empty(2, sum(sizes), dtype=tensors[0].dtype)
         parts = self._scratch[row, : sum(sizes)].split(sizes)
-        return [part.as_strided(w.shape, w.stride()) for part, w in zip(parts, weights, strict=True)]
+        scaled = [part.as_strided(one.shape, one.stride()) for part, one in zip(parts, tensors, strict=True)]
+        return [torch.mul(one, factor, out=out) for one, out in zip(tensors, scaled, strict=True)]
 
-    def _corrections(self, group: ParamGroup, bucket: Bucket) -> tuple[float | Tensor, float | Tensor]:
-        """c1 and c2: numbers, or tensors of shape [parameters of the bucket]."""
-        if not group["bias_correction"]:
-            return 1.0, 1.0
+    def _corrections(self, group: ParamGroup, bucket: Bucket) -> tuple[Tensor, Tensor]:
+        """c1 and c2 of each parameter, ``[parameters of the bucket]``."""
+        steps = torch.stack(self._steps(group, bucket)).to(bucket.dtype)
         beta1, beta2 = group["betas"]
-        if not self._steps_stay_on_device(group):
-            t = self.state[bucket.params[0]]["step"].item()
-            return 1 - beta1**t, math.sqrt(1 - beta2**t)
-        steps = torch.stack([self.state[p]["step"] for p in bucket.params]).to(bucket.device, bucket.dtype)
         return one_minus_power(beta1, steps), one_minus_power(beta2, steps).sqrt()
 
-    def _steps_stay_on_device(self, group: ParamGroup) -> bool:
-        return group["capturable"] or torch.compiler.is_compiling()
-
-    def _count(self, group: ParamGroup) -> list[tuple[Tensor, Tensor]]:
-        """Parameters that have a gradient with their step numbers, float32 ``[]``, counted up."""
-        params = [p for p in group["params"] if p.grad is not None]
-        for p in params:
-            if "step" not in self.state[p]:
-                device = p.device if group["capturable"] else "cpu"
-                self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=device)
-        steps = [self.state[p]["step"] for p in params]
-        if steps:
-            torch._foreach_add_(steps, 1)
-        return list(zip(params, steps, strict=True))
+    def _steps(self, group: ParamGroup, bucket: Bucket) -> list[Tensor]:
+        steps = [self.state[p]["step"] for p in bucket.params]
+        return steps if group["bias_correction"] else [torch.full_like(steps[0], _LATE)] * len(steps)
 
 
 def one_minus_power(beta: float, steps: Tensor) -> Tensor:

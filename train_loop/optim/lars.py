@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from bigbatch.train_loop.optim.layerwise import (
     add_scaled_,
     check_hyperparameter,
     check_nonnegative,
+    laid_out,
     learning_rate_of,
     scale_,
 )
@@ -53,7 +55,7 @@ class LARS(LayerwiseOptimizer):
     A parameter group may set any hyperparameter, and ``trust_ratio=False`` for plain SGD with
     momentum (BatchNorm parameters and biases, see ``parameter_groups``). bf16 and fp16 parameters
     have float32 buffers and arithmetic, and are rounded once a step. Gradients are left unchanged;
-    those of a GradScaler must be unscaled first (``scaler.step`` does that).
+    those of a GradScaler are unscaled first.
 
     Args:
         params: parameters or groups of them; real, with dense gradients.
@@ -116,14 +118,15 @@ class LARS(LayerwiseOptimizer):
         factor: float | Tensor = lr if inside else 1.0  # of g + λw, so that it becomes d, or lr·d
         if group["trust_ratio"]:
             factor = factor * lars_trust_ratios(group, bucket, lr)
+        rate = 1.0 if inside else lr
         buffers = self._state_tensors("momentum_buffer", bucket) if group["momentum"] > 0 else []
-        if buffers and in_one_pass(bucket.weights, bucket.grads, buffers):
-            factors = factor.tolist() if isinstance(factor, Tensor) and factor.ndim else [float(factor)]
-            if _can_dampen(factors, torch.finfo(bucket.dtype).eps):
-                _fused_steps(group, bucket, buffers, factors, 1.0 if inside else float(lr))
-                return
-        steps, factor = _accumulate(group, bucket, buffers, factor)
-        add_scaled_(bucket.weights, steps, -factor if inside else -lr * factor)
+        if in_one_pass(bucket.weights, buffers or bucket.weights):
+            bucket = replace(bucket, grads=[*map(laid_out, bucket.grads, bucket.weights)])
+            if not _dampened_steps(group, bucket, buffers, factor, rate):
+                _scaled_steps(group, bucket, buffers, factor, rate, self.found_inf)
+        else:
+            steps, factor = _accumulate(group, bucket, buffers, factor)
+            add_scaled_(bucket.weights, steps, -rate * factor)
 
 
 def _accumulate(
@@ -142,27 +145,52 @@ def _accumulate(
     return directions, 1.0
 
 
-def _fused_steps(group: ParamGroup, bucket: Bucket, buffers: list[Tensor], factors: list[float], rate: float) -> None:
+_SGD: dict[str, Any] = {
+    "weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False, "is_first_step": False
+}  # fmt: skip
+"""What torch's fused SGD must be told."""
+
+
+def _scaled_steps(
+    group: ParamGroup,
+    bucket: Bucket,
+    buffers: list[Tensor],
+    factor: float | Tensor,
+    rate: float | Tensor,
+    found_inf: Tensor | None,
+) -> None:
+    """The same step by torch's fused SGD along factor·(g + λw). With ``found_inf`` above 0 GPUs change nothing."""
+    directions = list(torch._foreach_add(bucket.grads, bucket.weights, alpha=group["weight_decay"]))
+    scale_(directions, factor)
+    how = _SGD | {"lr": rate, "momentum": group["momentum"], "nesterov": group["nesterov"] and bool(buffers)}
+    torch._fused_sgd_(bucket.weights, directions, buffers, found_inf=found_inf, **how)
+
+
+def _dampened_steps(
+    group: ParamGroup, bucket: Bucket, buffers: list[Tensor], factor: float | Tensor, rate: float | Tensor
+) -> bool:
     """The same step by torch's fused SGD, ``b ← m·b + (1 − dampening)·(g + λw)``, ``w ← w − lr·b``, with dampening
-    1 − factor: one pass over memory where multi-tensor ones are four. The host reads the factors: only for CPUs.
+    1 − factor: one pass over memory where multi-tensor ones are four. The host reads the factors: only on CPUs.
 
     Nesterov's w ← w − rate·(factor·(g + λw) + m·b) leaves w as it is at first, and takes the two terms one by one.
 
-    ``factors``: one for each parameter, or one for all.
+    Returns whether it was possible.
     """
+    if not buffers or bucket.device.type != "cpu":
+        return False
+    factors = factor.tolist() if isinstance(factor, Tensor) and factor.ndim else [float(factor)]
+    if not _can_dampen(factors, torch.finfo(bucket.dtype).eps):
+        return False
     tensors, momentum, nesterov = (bucket.weights, bucket.grads, buffers), group["momentum"], group["nesterov"]
     parts = [tensors] if len(factors) == 1 else [([w], [g], [b]) for w, g, b in zip(*tensors, strict=True)]
-    how: dict[str, Any] = {
-        "weight_decay": group["weight_decay"],
-        "nesterov": False,
-        "maximize": False,
-        "is_first_step": False,
-    }
-    for (w, g, b), factor in zip(parts, factors, strict=True):
-        torch._fused_sgd_(w, g, b, lr=0.0 if nesterov else rate, momentum=momentum, dampening=1.0 - factor, **how)
+    how, rate = _SGD | {"weight_decay": group["weight_decay"]}, float(rate)
+    for (w, g, b), one in zip(parts, factors, strict=True):
+        first = {"lr": 0.0 if nesterov else rate, "momentum": momentum, "dampening": 1.0 - one}
+        torch._fused_sgd_(w, g, b, **(how | first))
         if nesterov:
-            torch._fused_sgd_(w, g, [], lr=rate * factor, momentum=0.0, dampening=0.0, **how)
+            torch._fused_sgd_(w, g, [], **(how | {"lr": rate * one}))
             torch._foreach_add_(w, b, alpha=-rate * momentum)
+    return True
 
 
 def _can_dampen(factors: list[float], eps: float) -> bool:

@@ -67,17 +67,13 @@ CPU_BUCKET_ELEMENTS = 1 << 19
 2^19 and 5 to 8 times as slow in one bucket."""
 
 
-def buckets(group: ParamGroup, key: Callable[[Tensor], object] = lambda p: None) -> Iterator[Bucket]:
-    """The group's parameters that have a gradient, one bucket for each device, dtype and ``key``, in stable order.
-
-    Args:
-        key: further hashable value that a bucket's parameters must share.
-    """
-    found: dict[tuple[torch.device, torch.dtype, dist.ProcessGroup | None, object], list[Tensor]] = {}
+def buckets(group: ParamGroup) -> Iterator[Bucket]:
+    """The group's parameters that have a gradient, one bucket for each device and dtype, in stable order."""
+    found: dict[tuple[torch.device, torch.dtype, dist.ProcessGroup | None], list[Tensor]] = {}
     for p in group["params"]:
         if p.grad is not None:
-            found.setdefault((p.device, p.dtype, ranks_of(p), key(p)), []).append(p)
-    for (device, narrow, ranks, _), params in found.items():
+            found.setdefault((p.device, p.dtype, ranks_of(p)), []).append(p)
+    for (device, narrow, ranks), params in found.items():
         for part in _in_cache(params) if device.type == "cpu" else [params]:
             yield _bucket(part, device, torch.promote_types(narrow, torch.float32), ranks)
 
@@ -200,6 +196,17 @@ def ranks_of(tensor: Tensor) -> dist.ProcessGroup | None:
     return ranks
 
 
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape have the same memory layout. The stride of a dimension of size 1 is ignored."""
+    one, other = a.stride(), b.stride()
+    return one == other or all(s == t for s, t, size in zip(one, other, b.shape, strict=True) if size > 1)
+
+
+def laid_out(value: Tensor, p: Tensor) -> Tensor:
+    """The value of a parameter's gradient or state, copied if it does not lie in memory as the parameter does."""
+    return value if alike(value, p) else torch.empty_like(p, dtype=value.dtype).copy_(value)
+
+
 def _sharded_once(p: Tensor) -> bool:
     """Whether it is sharded as ``fully_shard`` does it over one dimension of ranks: each has other elements."""
     return is_dtensor(p) and p.device_mesh.ndim == 1 and p.placements[0].is_shard()  # type: ignore[attr-defined]
@@ -207,6 +214,12 @@ def _sharded_once(p: Tensor) -> bool:
 
 class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
     """Base of LARS and LAMB: a subclass checks its hyperparameters and updates one bucket."""
+
+    _step_supports_amp_scaling = False
+    """torch's name. True: a GradScaler does not ask before a step whether it is to be left out. ``build_optimizer``
+    sets it where the step can do so on the device."""
+    found_inf: Tensor | None = None
+    """The GradScaler's answer in such a step, ``[]`` on the device: above 0 it is to be left out."""
 
     @abstractmethod
     def _check(self, group: ParamGroup) -> None:
@@ -243,13 +256,18 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient; returns the closure's loss, if any.
 
-        Raises RuntimeError for a sparse gradient, before any parameter is changed.
+        Raises RuntimeError for a sparse gradient, or one that a GradScaler has not unscaled, before any parameter is
+        changed.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._refuse_sparse()
+        if getattr(self, "grad_scale", None) is not None:  # which a GradScaler sets then
+            raise RuntimeError(
+                "gradients must be unscaled. Call scaler.unscale_(optimizer) before scaler.step(optimizer)."
+            )
         self._before_update()
         for group in self.param_groups:
             for bucket in self._buckets(group):
@@ -291,6 +309,7 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
         params = [p for group in self.param_groups for p in group["params"]]
         for saved_id, p in zip(saved_ids, params, strict=True):
             for name, value in state_dict["state"].get(saved_id, {}).items():
-                if isinstance(value, Tensor):  # numbers that torch left on the CPU, as capturable says, stay there
-                    value = value.to(self.state[p][name].device, copy=True)
+                if isinstance(value, Tensor):
+                    value = value.to(p.device, copy=True)
+                    value = laid_out(value, p) if value.shape == p.shape else value
                 self.state[p][name] = value

@@ -1,13 +1,16 @@
 """The range test: on a quadratic whose stable rates are known, on curves made by hand, and as a command."""
 
 import math
+from typing import Any
 
 import pytest
+import torch
 
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig
+from bigbatch.train_loop.errors import NonFiniteLossError
 from bigbatch.train_loop.host.command_line import ProgressLine
 from bigbatch.train_loop.launch.lr_find import default_range, lr_find, main, range_test
-from helpers.tiny_training import CONFIG, changed
+from helpers.tiny_training import CONFIG, changed, install, plain_model
 
 
 def test_on_a_quadratic_the_explosion_is_where_theory_says() -> None:
@@ -69,6 +72,17 @@ def test_the_loops_own_steps_are_taken_at_rising_rates(built, name):
     assert built.rates[: len(finding.rates)] == pytest.approx(finding.rates)
     assert finding.losses[0] == pytest.approx(math.log(4), rel=0.4)
     assert lr_find(config, first=1e-3, last=1e3, steps=30) == finding
+
+
+def test_gradients_that_overflow_at_any_scale_are_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> torch.nn.Module:
+        model: Any = plain_model()
+        model[0].weight.register_hook(lambda gradient: gradient * math.inf)
+        return model
+
+    install(monkeypatch.setattr, broken)
+    with pytest.raises(NonFiniteLossError, match="at any loss scale"):
+        lr_find(changed(CONFIG, precision="fp16"), first=1e-3, last=1e3, steps=60)
 
 
 def test_the_command(built, tmp_path, capsys, monkeypatch):

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import math
 import shutil
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.distributed import RankMeetings
 from bigbatch.train_loop.errors import TrainingStopped
 from bigbatch.train_loop.loop import assembly, replayed_step
 from bigbatch.train_loop.loop.replayed_step import ReplayedStep
+from bigbatch.train_loop.optim import build_optimizer
+from bigbatch.train_loop.reporter import EpochRecord
 from helpers.loop_references import run
 from helpers.packed_sets import pack_here
 from helpers.pretended_gpu import OnGpu, pretended_gpu
@@ -29,7 +36,15 @@ AUTO = {"model.compile": "auto"}
 LAMB = {"optimizer.name": "lamb", "peak_lr": 0.01}
 
 
-def compared(config: TrainConfig, **keywords: Any) -> None:
+KINDS: list[dict[str, Any]] = [
+    *({"optimizer.name": name, "peak_lr": rate} for name, rate in RATES.items()),
+    {"optimizer.name": "lars", "peak_lr": 0.5, "nesterov": False, "lars_momentum": "out", "clip_grad_norm": 0.5},
+    {"optimizer.name": "lars", "peak_lr": 0.5, "momentum": 0.0, "larc": "clip"},
+    LAMB | {"nvlamb": True, "pre_normalise": True, "bias_correction": False},
+]
+
+
+def compared(config: TrainConfig, **keywords: Any) -> tuple[list[EpochRecord], list[EpochRecord]]:
     with pretended_gpu():
         found = run(config, "cuda", **keywords)
     expected = run(config.replace_keys({"model.compile": "off"}), **keywords)
@@ -37,6 +52,7 @@ def compared(config: TrainConfig, **keywords: Any) -> None:
         assert mine.train_loss == pytest.approx(theirs.train_loss, rel=1e-3)
         assert mine.val_loss == pytest.approx(theirs.val_loss, rel=1e-3)
         assert mine.noise_scale == pytest.approx(theirs.noise_scale, rel=0.01)
+    return found, expected
 
 
 @pytest.fixture
@@ -97,6 +113,68 @@ def test_each_kind_of_step_is_that_of_the_cpu(keys: dict[str, Any], monkeypatch,
     compared(ONE.replace_keys(keys))
 
 
+@pytest.mark.parametrize("keys", KINDS, ids=str)
+def test_a_step_that_overflows_changes_nothing_and_the_next_one_is_that_of_the_cpu(keys) -> None:
+    config = ONE.replace_keys({**keys, "weight_decay": 0.3}).optimizer
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten())
+    ends = []
+    for device in ("cuda", "cpu"):
+        with pretended_gpu() if device == "cuda" else contextlib.nullcontext():
+            model = copy.deepcopy(network).to(device)
+            optimizer, scaler = build_optimizer(model, config, grad_scaler=True), GradScaler(device, init_scale=8.0)
+            for step in range(4):
+                draws = torch.Generator().manual_seed(step)
+                for p in model.parameters():
+                    p.grad = scaler.scale(torch.randn(p.shape, generator=draws).to(device))
+                if step == 2:
+                    next(model.parameters()).grad[0, 0, 0, 0] = math.inf
+                scaler.unscale_(optimizer)
+                before = [one.clone() for one in tensors(model, optimizer)]
+                scaler.step(optimizer)
+                scaler.update()
+                same = [torch.equal(a, b) for a, b in zip(tensors(model, optimizer), before, strict=False)]
+                assert all(same) if step == 2 else not any(same[:2])
+            ends.append([p.detach().cpu() for p in model.parameters()])
+    for mine, theirs in zip(*ends, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [*model.parameters(), *(one for state in optimizer.state.values() for one in state.values())]
+
+
+@pytest.mark.parametrize("keys", KINDS, ids=str)
+@pytest.mark.parametrize("compiled", ["off", "auto"])
+def test_steps_whose_fp16_overflows_are_left_out_on_the_device(compiled: str, keys, monkeypatch, recorded) -> None:
+    """On the CPU the scaler itself leaves them out. The scale falls at first, and then rises until it overflows."""
+    install(monkeypatch.setattr)
+    monkeypatch.setattr(assembly, "GradScaler", partial(GradScaler, init_scale=2.0**29, growth_interval=2))
+    config = ONE.replace_keys({"precision": "fp16", "epochs": 4, "model.compile": compiled, "ema_decay": 0.5, **keys})
+    found, expected = compared(config)
+    skipped = [record.skipped_steps for record in found]
+    assert skipped == [record.skipped_steps for record in expected] and 2 < skipped[0] < skipped[-1]
+    assert found[-1].optimizer_steps == config.epochs * (TinySource().info.train_size // 16) - skipped[-1]
+    assert [one.replays > 4 for one in recorded] == ([True] if compiled == "auto" else [])
+
+
+@contextlib.contextmanager
+def keeps_the_scale(run: assembly.Run) -> Iterator[None]:
+    before = run.scaler.state_dict()
+    yield
+    run.scaler.load_state_dict(before)
+
+
+def test_a_replay_that_leaves_the_scale_as_it_was_ends_them(monkeypatch, recorded) -> None:
+    install(monkeypatch.setattr)
+    monkeypatch.setitem(globals(), "Recorder", partial(Recorder, keeps_the_scale))
+    reasons: list[str] = []
+    monkeypatch.setattr(replayed_step, "_say", lambda run, reason: reasons.append(reason))
+    with pretended_gpu():
+        run(ONE.replace_keys({"precision": "fp16", "model.compile": "auto"}), "cuda")
+    assert [one.replays for one in recorded] == [1]
+    assert reasons == ["a replay changed fp16's scale otherwise than the step"]
+
+
 @pytest.mark.parametrize("keys", [{}, {"data.loader.name": "ring", "data.val_image_size": 24}], ids=str)
 @pytest.mark.parametrize("packed", [False, True])
 def test_images_arrive_as_on_the_cpu(packed: bool, keys: dict[str, Any], tiny_images: Path, tmp_path, monkeypatch):
@@ -133,7 +211,9 @@ def test_a_stopped_run_goes_on(name: str, compiled: str, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("name", RATES)
-@pytest.mark.parametrize("keys", [{}, {"mixup_alpha": 0.2, "clip_grad_norm": 0.5, "ema_decay": 0.9}], ids=len)
+@pytest.mark.parametrize(
+    "keys", [{}, {"precision": "fp16"}, {"mixup_alpha": 0.2, "clip_grad_norm": 0.5, "ema_decay": 0.9}], ids=len
+)
 def test_the_host_waits_for_no_batch(name: str, keys: dict[str, Any], tmp_path: Path, monkeypatch) -> None:
     """In an epoch of 17 steps and 3 batches of validation it waits as often as in one of 9 and 2.
 

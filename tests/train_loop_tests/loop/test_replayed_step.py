@@ -159,10 +159,12 @@ class Blind(Recorder):
             raise RuntimeError("operation failed due to a previous error during capture")
 
 
-def test_what_cannot_be_recorded_is_said_and_trains_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch.setattr, Looks)
-    recorder = Blind()
-    replayed, plain = trained(ONE, monkeypatch, recorder), trained(ONE, monkeypatch, None)
+@pytest.mark.parametrize("precision", ["off", "fp16"])
+def test_what_cannot_be_recorded_is_said_and_trains_as_always(precision, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fp16 it is the scaler that looks on a CPU, after it has unscaled the gradients."""
+    install(monkeypatch.setattr, Looks if precision == "off" else bn_model)
+    config, recorder = ONE.replace_keys({"precision": precision}), Blind()
+    replayed, plain = trained(config, monkeypatch, recorder), trained(config, monkeypatch, None)
     (note,) = replayed[1].notes
     assert "a step cannot be recorded (operation not permitted when stream is capturing" in note and "\n" not in note
     assert recorder.replays == 0
@@ -329,11 +331,15 @@ def any_torch(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["auto", "fp16"])
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "lamb"])
-def test_a_gpu_replays_most_steps_of_a_network(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_replays_most_steps_of_a_network(
+    name, precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With SGD a thread writes a checkpoint after each step, and frees locked memory while a step is recorded."""
     rate = {"sgd": 0.05, "adamw": 0.002, "lars": 2.0, "lamb": 0.01}[name]
-    config = GPU.replace_keys({"optimizer.name": name, "peak_lr": rate, "ema_decay": 0.9})
+    keys = {"optimizer.name": name, "peak_lr": rate, "ema_decay": 0.9, "precision": precision}
+    config = GPU.replace_keys(keys)
     any_torch(monkeypatch)
     monkeypatch.setattr(assembly, "RankMeetings", lambda world: RankMeetings(world, interval_s=0.0))
     replays, replay = [], ReplayedStep._replay

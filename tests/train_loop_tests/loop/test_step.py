@@ -56,8 +56,8 @@ def test_micro_batches_add_up_to_the_step_of_the_whole_batch(clip: float) -> Non
     for number, (images, labels) in enumerate(given):
         loss, logits = step.gradients(step.prepare(images), labels, len(given), last=number == 2)
         assert not loss.requires_grad and logits.shape == (6, CLASSES)
-    assert step.update(RATE, 1)
-    assert all(p.grad is None for p in step.model.parameters())
+    step.update(RATE, 1)
+    assert step.skipped == 0 and all(p.grad is None for p in step.model.parameters())
     images, labels = torch.cat([i for i, _ in given]), torch.cat([label for _, label in given])
     F.cross_entropy(before(images.double() / 255), labels, label_smoothing=SMOOTHING).backward()
     gradients = [p.grad for p in before.parameters()]
@@ -73,20 +73,22 @@ def test_micro_batches_add_up_to_the_step_of_the_whole_batch(clip: float) -> Non
         torch.testing.assert_close(mean, d * was.detach() + (1 - d) * expected, rtol=1e-6, atol=1e-9)
 
 
-def test_a_step_whose_gradients_overflow_is_left_out_and_moves_neither_weights_nor_average() -> None:
+def test_a_step_whose_gradients_overflow_is_left_out_and_counted() -> None:
     step = make_step(ema=0.9)
     step = TrainStep(**{**vars(step), "scaler": GradScaler("cpu", init_scale=4.0)})
     before = copy.deepcopy(step.model.state_dict())
     ((images, labels),) = batches(1)
     step.gradients(step.prepare(images), labels, 1, last=True)
     next(step.model.parameters()).grad[0, 0] = float("inf")
-    assert not step.update(RATE, 1)
-    assert step.scaler.get_scale() == 2.0
+    step.update(RATE, 1)
+    assert step.skipped == 1 and step.scaler.get_scale() == 2.0
     assert step.average is not None
     for (name, was), mean in zip(before.items(), step.average.tensors, strict=True):
         assert torch.equal(was, step.model.state_dict()[name]) and torch.equal(was, mean)
     step.gradients(step.prepare(images), labels, 1, last=True)
-    assert step.update(RATE, 1)
+    step.update(RATE, 1)
+    assert step.skipped == 1
+    assert not any(torch.equal(was, step.model.state_dict()[name]) for name, was in before.items())
 
 
 BESIDE = 8

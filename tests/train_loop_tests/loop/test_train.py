@@ -83,17 +83,18 @@ def test_clipping_bounds_the_norm_of_the_whole_unscaled_gradient(monkeypatch):
         torch.testing.assert_close((before - after) / config.optimizer.peak_lr, g * 1e-2 / norm, rtol=2e-2, atol=2e-5)
 
 
-def test_schedule_moves_at_each_step_but_those_that_the_scaler_skips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "GradScaler", partial(GradScaler, init_scale=2.0**24))
+def test_schedule_moves_at_each_step_also_at_those_that_the_scaler_skips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "GradScaler", partial(GradScaler, init_scale=2.0**20))
     built = install(monkeypatch.setattr, plain_model)
     config = changed(CONFIG, precision="fp16", warmup_epochs=1.0)
     record = run(config)[-1]
     taken = len(built.rates)
     assert 0 < record.skipped_steps < STEPS
     assert (record.optimizer_steps, record.optimizer_steps + record.skipped_steps) == (taken, STEPS)
-    assert built.rates == [rate(config, step) for step in range(taken)]
-    assert built.rates[:4] == pytest.approx([0.05, 0.10, 0.15, 0.20])
-    assert record.learning_rate == built.rates[-1]
+    rates = [rate(config, step) for step in range(STEPS)]
+    assert rates[:4] == pytest.approx([0.05, 0.10, 0.15, 0.20]) and len(set(rates)) == STEPS
+    assert built.rates == [one for one in rates if one in built.rates] and built.rates[0] > rates[0]
+    assert record.learning_rate == rates[-1]
 
 
 def test_gradients_that_overflow_at_any_scale_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +104,7 @@ def test_gradients_that_overflow_at_any_scale_end_the_run(monkeypatch: pytest.Mo
         return model
 
     install(monkeypatch.setattr, broken)
-    with pytest.raises(NonFiniteLossError, match=r"at any loss scale.* in epoch \d+ at its step \d+ with learning"):
+    with pytest.raises(NonFiniteLossError, match=r"at any loss scale.* in epoch \d+ until its step \d+ with learning"):
         run(changed(CONFIG, precision="fp16", epochs=30))
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_fused_steps_are_the_formulas(config, layout, dtype, tolerance):
         np.testing.assert_allclose(p.detach().double().numpy(), want, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "lamb"])
 @pytest.mark.parametrize("layouts", [LAYOUTS, LAYOUTS[::-1]], ids=["rows, channels", "channels, rows"])
 def test_gradients_and_state_may_lie_otherwise_than_weights(name: str, layouts: list[torch.memory_format]) -> None:
     """torch's fused kernels go by address: they would mix up the elements and say nothing."""
@@ -157,6 +158,22 @@ def test_a_parameter_may_get_its_first_gradient_late_and_a_sparse_one() -> None:
                 torch.testing.assert_close(q - p, torch.full_like(p, sum(0.9**t for t in range(taken))))
 
 
+def test_a_sparse_gradient_that_overflows_is_left_out() -> None:
+    """A scaler hands the first step to the optimizer, for it is fused; torch's step that is not fused refuses it."""
+    embedding = nn.Embedding(3, 2, sparse=True)
+    optimizer = build_optimizer(embedding, OptimizerConfig(name="sgd", nesterov=False, weight_decay=0.0, peak_lr=1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = embedding.weight.detach().clone()
+    for overflows in (True, False, True):
+        embedding.weight.grad = scaler.scale(torch.ones_like(before)).to_sparse(1)
+        if overflows:
+            embedding.weight.grad = embedding.weight.grad * math.inf
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    torch.testing.assert_close(before - embedding.weight.detach(), torch.ones_like(before))
+
+
 def rounds(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Its state as a checkpoint file brings it back."""
     buffer = io.BytesIO()
@@ -187,13 +204,12 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-@pytest.mark.parametrize(("precision", "fused"), [("off", True), ("bf16", True), ("fp16", False)])
-def test_a_run_is_fused_where_no_gradient_scaler_is_in_use(
-    name: str, precision: str, fused: bool, device: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("precision", ["off", "bf16", "fp16"])
+def test_a_run_is_fused_unless_a_gradient_scaler_is_in_use_on_a_cpu(
+    name: str, precision: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch.setattr)
     config = changed(CONFIG, optimizer__name=name, precision=precision)
     run = assembly.set_up(config, ListReporter(), CheckpointFolder(None, 0.0), torch.device(device))
-    assert run.scaler.is_enabled() is not fused
-    assert {group["fused"] for group in run.optimizer.param_groups} == {fused}
-    assert not (run.scaler.is_enabled() and getattr(run.optimizer, "_step_supports_amp_scaling", False))
+    assert run.scaler.is_enabled() is (precision == "fp16")
+    assert {group["fused"] for group in run.optimizer.param_groups} == {precision != "fp16" or device == "cuda"}

@@ -1,5 +1,6 @@
 """LARS and LAMB as any torch optimizer: state, dtypes, closures, scalers, schedulers, refusals."""
 
+import copy
 import io
 import math
 
@@ -102,6 +103,18 @@ def test_state_dict_round_trip_continues_bit_for_bit(optimizer_of, dtype, throug
             set_grads(ps, seed)
             opt.step()
         assert all(torch.equal(p, q) for p, q in zip(params, other_params, strict=True))
+
+
+@BOTH
+def test_a_copy_goes_on_as_the_original(optimizer_of):
+    optimizer = optimizer_of(make_params(torch.float32))
+    both = optimizer, copy.deepcopy(optimizer)
+    for seed in range(3):
+        for one in both:
+            set_grads(one.param_groups[0]["params"], seed)
+            one.step()
+    for p, q in zip(*(one.param_groups[0]["params"] for one in both), strict=True):
+        assert torch.equal(p, q)
 
 
 @BOTH

@@ -220,11 +220,6 @@ def test_larcs_clip_at_a_rate_of_zero_moves_nothing(convention: str) -> None:
         np.testing.assert_array_equal(before, after)
 
 
-@pytest.mark.parametrize("wd", [0.0, 0.3])
-def test_lambs_steps_for_graphs(wd) -> None:
-    check_against(lamb_reference, lambda params: LAMB(params, weight_decay=wd, capturable=True), LAMB_RATES, wd=wd)
-
-
 # --- properties ---
 
 BOTH = pytest.mark.parametrize(
@@ -323,8 +318,6 @@ def test_a_step_replayed_from_a_cuda_graph_follows_rate_and_gradients(optimizer_
     eager, captured = ([nn.Parameter(torch.tensor(w).float().cuda()) for w in WEIGHTS] for _ in range(2))
     first = optimizer_of(eager)
     second = optimizer_of(captured, lr=torch.tensor(0.1, device="cuda"))
-    if "capturable" in second.defaults:
-        second.param_groups[0]["capturable"] = True
     grads = [torch.empty_like(p) for p in captured]
     for p, g in zip(captured, grads, strict=True):
         p.grad = g
