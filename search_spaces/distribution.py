@@ -198,10 +198,11 @@ def _kept_choices(name: str, choices: Sequence[object]) -> tuple[object, ...]:
             kept.append(kept_choice(choice))
         except ValueError as error:
             raise ValueError(f"parameter {name!r} has {error}") from None
-        other = first.setdefault(kept[-1], choice)
-        if repr(other) != repr(choice):
-            raise ValueError(
-                f"parameter {name!r} has the choices {other!r} and {choice!r}, which no study can tell apart; "
-                "write words for them"
-            )
+        for same in (kept[-1], str(kept[-1])):  # --set, tables and file names have words alone
+            other = first.setdefault(same, choice)
+            if repr(other) != repr(choice):
+                raise ValueError(
+                    f"parameter {name!r} has the choices {other!r} and {choice!r}, which no study can tell apart; "
+                    "write words for them"
+                )
     return tuple(kept)

@@ -68,6 +68,7 @@ def test_each_choice_is_a_plain_value_that_a_study_keeps_as_it_is(choices: Any, 
         ("[len, max]", "the choice <built-in function len>"),
         ("[np.zeros(2)]", "the choice array"),
         ("[True, 1]", "the choices True and 1, which no study can tell apart"),
+        ("[None, 'None']", "the choices None and 'None', which no study can tell apart"),
         ("[]", "no choices"),
     ],
 )
