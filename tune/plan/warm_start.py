@@ -132,10 +132,10 @@ class _SpaceToFit:
         for name, value in params.items():
             found = self.ranges[name]
             if name == self.frontier:
-                near = _nearest(value, self._plan.frontier.values if self._plan.frontier else ())
-                if near is None:
+                values = self._plan.frontier.values if self._plan.frontier else ()
+                params[name] = _nearest(value, values)
+                if params[name] not in values:
                     return None
-                params[name] = near
                 continue
             if self._plan.space.key_of(name) == WARMUP_KEY and isinstance(value, (int, float)):
                 # A warmup is a part of the run, and its range follows the epochs.
@@ -243,8 +243,8 @@ def _ranked(study: KnownStudy, value: object) -> list[Curve]:
     Without a value to compare, the groups take turns.
     """
     groups = {group: done for group, curves in study.groups().items() if (done := best_first(curves))}
-    near = _nearest(value, groups) if value is not None else None
-    if near is not None:
+    near = _nearest(value, groups)  # None is a value, too
+    if near in groups:
         return groups[near]
     longest = max(map(len, groups.values()), default=0)
     return [group[i] for i in range(longest) for group in groups.values() if i < len(group)]
