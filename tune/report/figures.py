@@ -90,12 +90,13 @@ def frontier(study: RecordedStudy) -> ReportFigure:
             }
         )  # fmt: skip
         tolerance = facts.tolerance.words(objective.metric)
-        caption += f"The ring is the largest {facts.word} within {tolerance} of the best, by the values that choose. "
+        which = "largest" if len(numbers) == len(values) else "last"
+        caption += f"The ring is the {which} {facts.word} within {tolerance} of the best, by the values that choose. "
     caption += "Grey dots: all finished trials, by the value that chooses."
     axis = (
         log_axis(plotly_text(facts.name), numbers, numbers)
         if is_numeric
-        else {"title": {"text": plotly_text(facts.name)}}
+        else {"title": {"text": plotly_text(facts.name)}, "type": "category", "categoryarray": x}
     )
     axes = layout(xaxis=axis, yaxis=value_axis(objective, [*lows, *highs, *chosen, *(run.value for run in dots)]))
     return ReportFigure("frontier", f"The frontier: how good each {facts.word} gets", caption, data, axes)
@@ -188,9 +189,9 @@ def parameter_importance(study: RecordedStudy) -> ReportFigure:
         "x": [100 * shares[one] for one in order], "hovertemplate": "%{y}: %{x:.0f} %<extra></extra>",
     }  # fmt: skip
     caption = (
-        "How much each parameter decided whether a trial was among the best tenth (PED-ANOVA, Watanabe et al. 2023, "
-        "arXiv 2304.10255, by Optuna), if all trials have it. With fewer than 50 trials the order of "
-        f"parameters with similar shares is mostly chance; there are {count}."
+        "How much each parameter decided whether a trial was among the best tenth (PED-ANOVA, by Optuna: arXiv "
+        "2304.10255; of parameters that only some trials have, arXiv 2601.20800). With fewer than 50 trials the order "
+        f"of parameters with similar shares is mostly chance; there are {count}."
     )
     axes = layout(height=max(260, 90 + 24 * len(order)), xaxis={"title": {"text": "share of the importance (%)"}})
     return ReportFigure(name, title, caption, [data], axes)

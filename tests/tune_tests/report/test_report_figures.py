@@ -24,11 +24,12 @@ from bigbatch.tune.report.figure import (
     plotly_figure,
     plotly_text,
 )
-from bigbatch.tune.report.figures import all_figures, parameter_importance
+from bigbatch.tune.report.figures import all_figures, frontier, parameter_importance
 from bigbatch.tune.report.rate_figures import fitted_law
 from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
 from bigbatch.tune.report.sections import OUTSIDE, hours_by_outcome
 from bigbatch.tune.storage.summary import StudySummary
+from helpers.answered_studies import StudySpec, run, write_study
 from helpers.invented_studies import invented_study
 
 EXPECTED = set(
@@ -68,6 +69,16 @@ def test_plotly_takes_every_figure_of_a_whole_study(folder: Path) -> None:
     assert set(made) == EXPECTED
     for name, figure in made.items():
         assert any(len(trace.x or ()) for trace in figure.data), name
+
+
+def test_words_stand_in_the_frontier_in_their_own_order(tmp_path: Path) -> None:
+    words = (None, "1.0", "poly")
+    runs = [run("poly", 0.95), run("1.0", 0.96), run(None, 0.9)]
+    spec = StudySpec(runs, {"val_size": 2000}, words, "schedule.name")
+    figure = frontier(open_recorded(write_study(tmp_path / "words", spec)))
+    assert figure.layout["xaxis"]["type"] == "category"  # type: ignore[index]  # else plotly takes 1.0 for a number
+    assert figure.layout["xaxis"]["categoryarray"] == ["None", "1.0", "poly"]  # type: ignore[index]
+    assert "The ring is the last name" in figure.caption
 
 
 def test_the_fitted_law_is_found_again() -> None:
