@@ -41,8 +41,9 @@ def test_it_trains_what_the_loop_trains_and_keeps_a_folder(config, tmp_path, mon
     content = torch.load("kept/checkpoints/latest.pt", weights_only=True)  # as docs/training.md says
     network = torchvision.models.shufflenet_v2_x0_5(num_classes=len(content["data"]["class_names"]))
     assert not any(network.load_state_dict(content["model"])) and content["data"]["class_names"] == ["dark", "light"]
-    again = train(config, folder=tmp_path / "kept")
+    again = train(config, folder=tmp_path / "kept", workers=2)
     assert again.history == result.history, "it was resumed after its last epoch"
+    assert json.loads(Path("kept/result.json").read_text())["workers"] == 1, "they trained nothing"
     assert "resumed after 2 finished epochs" in capfd.readouterr().out
     with pytest.raises(ConfigError, match="a run resumes with the configuration that it began with"):
         train(config.replace_keys({"epochs": 3}), folder="kept")
