@@ -107,14 +107,14 @@ class TrainConfig(Section):
                 f"label_smoothing is for the built-in losses; got {self.label_smoothing:g} with loss={self.loss}. "
                 "Write label_smoothing=0, and smooth the labels in the loss itself."
             )
-        require(0.0 <= self.ema_decay < 1.0, "ema_decay must be at least 0 and below 1", self.ema_decay, "0.999.")
+        require(0.0 <= self.ema_decay < 1.0, "ema_decay must be at least 0 and below 1", self.ema_decay, "Write 0.999.")
         require(
             0.0 <= self.label_smoothing < 1.0,
             "label_smoothing must be at least 0 and below 1",
             self.label_smoothing,
             "Write e.g. 0.1.",
         )
-        require(self.precise_bn_images >= 2, "precise_bn_images must be at least 2", self.precise_bn_images, "2048.")
+        require(self.precise_bn_images >= 2, "precise_bn_images must be at least 2", self.precise_bn_images, "Write 2.")
         require(self.validate_every >= 1, "validate_every must be at least 1 epoch", self.validate_every, "Write 1.")
         if self.schedule.warmup_epochs > self.epochs:
             raise ConflictError(
