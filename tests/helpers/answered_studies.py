@@ -206,7 +206,7 @@ def write_study(folder: Path, spec: StudySpec) -> Path:
 
 
 def _trial(one: RunSpec, spec: StudySpec, metric: str) -> FrozenTrial:
-    batch = one.value if isinstance(one.value, int) else 256
+    batch = one.value if type(one.value) is int else 256
     config = TrainConfig(epochs=len(one.curve)).replace_keys({"batch.global_size": batch}).to_dict()
     held = f"holdout_{metric.removeprefix('val_')}"
     epochs = {}

@@ -114,7 +114,7 @@ def _frontier(plan: SearchPlan) -> list[tuple[str, str]]:
     if plan.frontier is None or plan.frontier.searched is None:
         return []
     within = plan.tolerance.words(plan.objectives.first.metric)
-    numbers = all(isinstance(value, (int, float)) for value in plan.frontier.values)
+    numbers = all(type(value) in (int, float) for value in plan.frontier.values)
     which = "largest" if numbers else "last"
     text = f"the best for each {plan.frontier.name}; the answer is the {which} within {within} of the best"
     return [("frontier", text)]

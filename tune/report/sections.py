@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config.words import amount
-from bigbatch.tune.console.answer_words import answer_in_words, number_text, seconds_words
+from bigbatch.tune.console.answer_words import answer_in_words, number_text, seconds_words, value_text
 from bigbatch.tune.console.columns import full_run_command, plan_facts
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
 from bigbatch.tune.console.frontier_table import frontier_cells
@@ -107,11 +107,10 @@ def asked_part(study: RecordedStudy, _book: FigureBook) -> list[Markup]:
     """What was asked, and the command that repeats it."""
     found, seed = study.frontier, study.description.get("seed", "")
     values = found.facts.values if found and found.facts.name else ()
-    batches = ", ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
     facts = [
         ("objective", study.objectives.first.sentence),
         *plan_facts(study.summary),
-        ("batches", batches),
+        (f"each {found.facts.word}" if found else "", ", ".join(map(value_text, values))),
         ("seed", seed),
     ]
     sessions = json_values.objects(study.description, "sessions")

@@ -25,9 +25,10 @@ from bigbatch.tune.report.figure import (
     plotly_text,
 )
 from bigbatch.tune.report.figures import all_figures, frontier, parameter_importance
+from bigbatch.tune.report.markup import FigureBook, joined
 from bigbatch.tune.report.rate_figures import fitted_law
 from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
-from bigbatch.tune.report.sections import OUTSIDE, hours_by_outcome
+from bigbatch.tune.report.sections import OUTSIDE, asked_part, hours_by_outcome
 from bigbatch.tune.storage.summary import StudySummary
 from helpers.answered_studies import StudySpec, run, write_study
 from helpers.invented_studies import invented_study
@@ -72,12 +73,13 @@ def test_plotly_takes_every_figure_of_a_whole_study(folder: Path) -> None:
 
 
 def test_words_stand_in_the_frontier_in_their_own_order(tmp_path: Path) -> None:
-    words = (None, "1.0", "poly")
-    runs = [run("poly", 0.95), run("1.0", 0.96), run(None, 0.9)]
-    spec = StudySpec(runs, {"val_size": 2000}, words, "schedule.name")
-    figure = frontier(open_recorded(write_study(tmp_path / "words", spec)))
+    words = (True, "1.0", "poly")
+    runs = [run("poly", 0.95), run("1.0", 0.96), run(True, 0.9)]
+    study = open_recorded(write_study(tmp_path / "words", StudySpec(runs, {"val_size": 2000}, words, "schedule.name")))
+    assert "<dt>each name</dt><dd>True, 1.0, poly</dd>" in str(joined(asked_part(study, FigureBook())))
+    figure = frontier(study)
     assert figure.layout["xaxis"]["type"] == "category"  # type: ignore[index]  # else plotly takes 1.0 for a number
-    assert figure.layout["xaxis"]["categoryarray"] == ["None", "1.0", "poly"]  # type: ignore[index]
+    assert figure.layout["xaxis"]["categoryarray"] == ["True", "1.0", "poly"]  # type: ignore[index]
     assert "The ring is the last name" in figure.caption
 
 
