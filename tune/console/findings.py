@@ -308,7 +308,7 @@ def front_in_words(plan: SearchPlan, done: list[AnyTrial]) -> str:
     """How many trials no other one beats. ``done``: sorted, the best in the first objective first."""
     front = plan.objectives.front(done)
     return (
-        f"{len(front)} of {len(done)} finished trials are on the Pareto front: no other one is as good in all "
+        f"The Pareto front holds {len(front)} of {len(done)} finished trials: no other one is as good in all "
         f"objectives and better in one. {PARETO_FILE} has them, and bigbatch report a table."
     )
 

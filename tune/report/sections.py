@@ -86,7 +86,7 @@ def _pareto_front(study: RecordedStudy) -> Markup:
         [run.number, *(one.worth(value) for one, value in zip(each, run.values, strict=True))]
         for run in study.objectives.front(study.best_first)[:MOST_ROWS]
     ]
-    head = tag("h3", "The Pareto front: no other trial is better in every objective")
+    head = tag("h3", "The Pareto front: the trials that no other one beats")
     return card(head, table(["trial", *(one.metric.title for one in each)], rows))
 
 
@@ -108,7 +108,7 @@ def asked_part(study: RecordedStudy, _book: FigureBook) -> list[Markup]:
     found, seed = study.frontier, study.description.get("seed", "")
     values = found.facts.values if found and found.facts.name else ()
     facts = [
-        ("objective", study.objectives.first.sentence),
+        *(("objective", objective.sentence) for objective in study.objectives.each),
         *plan_facts(study.summary),
         (f"each {found.facts.word}" if found else "", ", ".join(map(value_text, values))),
         ("seed", seed),

@@ -53,7 +53,8 @@ def test_several_objectives_have_a_front() -> None:
     """Of three trials the second is beaten by the third in both; the first is dearest and best."""
     objectives = read_objectives("x", "val_top1:max,gpu_hours:min", Reported(10))
     text = seen(searched(objectives, [(0.9, 3.0), (0.7, 2.0), (0.8, 1.0)]))
-    assert "The Pareto front: no other trial is better in every objective" in text
+    assert "The Pareto front: the trials that no other one beats" in text
+    assert "objective validation top-1, higher is better objective device hours, lower is better" in text
     front = text[text.index("The Pareto front") : text.index("The configuration to copy")]
     assert "0 90.0 % 3 h" in front and "2 80.0 % 1 h" in front and "70.0 %" not in front
     assert "The best trial is 0, with 90.0 % in the first objective." in text
