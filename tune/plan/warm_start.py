@@ -220,7 +220,7 @@ def best_known(plan: SearchPlan) -> list[tuple[str, dict[str, object]]]:
     smallest.
     """
     room, name = max(1, plan.trials // 4), plan.frontier.searched if plan.frontier else None
-    values: tuple[object, ...] = plan.frontier.values[::-1] if plan.frontier and name else (None,)
+    values: tuple[object, ...] = plan.frontier.values[::-1] if plan.frontier and name else (...,)  # None is a value
     found: list[tuple[str, dict[str, object]]] = []
     for place in range(room):
         for value in values:
@@ -243,8 +243,8 @@ def _ranked(study: KnownStudy, value: object) -> list[Curve]:
     Without a value to compare, the groups take turns.
     """
     groups = {group: done for group, curves in study.groups().items() if (done := best_first(curves))}
-    near = _nearest(value, groups)  # None is a value, too
-    if near in groups:
+    near = _nearest(value, groups)
+    if value in groups or near is not None:
         return groups[near]
     longest = max(map(len, groups.values()), default=0)
     return [group[i] for i in range(longest) for group in groups.values() if i < len(group)]

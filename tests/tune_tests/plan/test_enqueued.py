@@ -223,17 +223,19 @@ def test_the_best_of_the_nearest_batch_is_tried_first_at_each_batch(tmp_path, sp
 
 
 def test_none_is_a_value_that_trials_compare(tmp_path):
-    file, choices = tmp_path / "stems.py", CategoricalDistribution([None, "x"])
-    begin = 'FRONTIER = "stem"\ndef space(trial, workload):\n    trial.suggest_categorical("stem", [None, "x"])\n'
+    file, choices = tmp_path / "kinds.py", CategoricalDistribution([None, "x"])
+    begin = 'FRONTIER = "kind"\ndef space(trial, workload):\n    trial.suggest_categorical("kind", [None, "x"])\n'
     file.write_text(
         f'{begin}    return workload.config({{"peak_lr": trial.suggest_float("lr", 0.001, 1.0, log=True)}})'
     )
     record: dict[str, Any] = {"config": {"epochs": 1}, "epoch/00001": {"epoch": 1, "val_top1": 0.5}}
-    names = {"lr": RATE, "stem": choices}
-    trials = [made({"lr": lr, "stem": stem}, names, {1: 0.5}, **record) for lr, stem in ((0.1, "x"), (0.2, None))]
+    names = {"lr": RATE, "kind": choices}
+    trials = [made({"lr": lr, "kind": kind}, names, {1: 0.5}, **record) for lr, kind in ((0.1, "x"), (0.2, None))]
     path = old_study(tmp_path, str(file), trials)
     plan = plan_of(tmp_path, space=str(file), trials=8, warm_start=(path,))
-    assert [params for _, params in best_known(plan)] == [{"stem": "x", "lr": 0.1}, {"stem": None, "lr": 0.2}]
+    assert [params for _, params in best_known(plan)] == [{"kind": "x", "lr": 0.1}, {"kind": None, "lr": 0.2}]
+    fixed = plan_of(tmp_path, space=str(file), trials=8, warm_start=(path,), set=("kind=x",))
+    assert [params for _, params in best_known(fixed)] == [{"lr": 0.1}, {"lr": 0.2}], "the values take turns"
 
 
 def test_what_does_not_fit_meets_one_line(tmp_path, space):
