@@ -18,6 +18,7 @@ from bigbatch.tune.plan.arguments import parse_options, tune_parser
 from bigbatch.tune.plan.options import SearchKeywords, SearchOptions
 from bigbatch.tune.report.figures import NO_FRONTIER
 from bigbatch.tune.storage.store import StudyStore
+from helpers.answered_studies import STUDIES, write_study
 from helpers.invented_studies import invented_study
 from helpers.recorded_studies import recorded_study
 from helpers.searches import load
@@ -65,6 +66,11 @@ def test_best_and_frontier_are_those_of_the_files(folder: Path) -> None:
     assert study.config(best.trial) == best.config
     with pytest.raises(ConfigError, match="it has no trial 99"):
         study.config(99)
+
+
+def test_the_answer_counts_worker_hours_where_there_was_no_gpu(tmp_path: Path) -> None:
+    words = " ".join(open_study(write_study(tmp_path / "ties", STUDIES["ties"])).answer)
+    assert "worker hours for the run" in words and "GPU" not in words
 
 
 def test_figures_are_made_when_they_are_asked_for(folder: Path, tmp_path: Path) -> None:

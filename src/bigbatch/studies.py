@@ -140,7 +140,7 @@ class Study:
         """What the study found, in sentences, as at the end of the search; empty before a trial has finished, and for
         several objectives or a target."""
         found = self._recorded.frontier
-        return answer_in_words(frontier_json(found)) if found else []
+        return answer_in_words(frontier_json(found), self._recorded.hours) if found else []
 
     @property
     def frontier(self) -> pd.DataFrame:
