@@ -28,7 +28,8 @@ STATE_WORDS = {
 
 def state_words(trial: Run) -> str:
     """The trial's state in a word or two."""
-    word = "paused" if is_paused(trial) else STATE_WORDS[trial.state.name]
+    ended = "infeasible" if trial.user_attrs.get("infeasible") else STATE_WORDS[trial.state.name]
+    word = "paused" if is_paused(trial) else ended
     return f"{word}, confirms {confirmed_by(trial)}" if trial.kind == Kind.CONFIRMATION else word
 
 

@@ -70,6 +70,17 @@ def test_what_a_stopped_trial_lacks_to_its_target_is_not_shown_as_hours(tmp_path
     assert "stopped" in text and "0.551" not in text and "0.22" not in text
 
 
+def test_a_trial_that_violates_a_constraint_is_not_called_stopped(tmp_path: Path, capsys) -> None:
+    store = StudyStore.create(tmp_path / "s", "s", {"trials": 1}, None)
+    trial = store.study.ask()
+    for name, value in {"config": TrainConfig().to_dict(), "infeasible": {"epoch_s": 0.2}}.items():
+        trial.set_user_attr(name, value)
+    store.study.tell(trial, state=TrialState.PRUNED)
+    store.close()
+    assert show_main([str(tmp_path / "s")]) == 0
+    assert "0  infeasible" in capsys.readouterr().out
+
+
 def test_limits_of_another_type_in_study_json_count_as_missing(tmp_path: Path, capsys) -> None:
     limits = {"trials": 3, "max_epochs": EPOCHS, "budget_gpu_hours": "2", "time_budget_s": [60]}
     StudyStore.create(tmp_path / "s", "s", limits, None).close()
