@@ -144,8 +144,8 @@ def _phases(run: Run, timer: StepTimer, batches: Iterator[Step], steps: int) -> 
 
 
 def _validation_s(run: Run, timer: StepTimer, most: int) -> float:
-    """Seconds of a whole validation on this rank, from at most ``most`` batches after the first, which also chooses
-    kernels."""
+    """Seconds of a whole validation on this rank: measured, or if it has more than ``most`` batches, estimated from
+    those after the first, which also chooses kernels."""
     size = 2 * run.split.micro_size  # as in a run's validation, which keeps nothing for a backward pass
     info, of_all = run.source.info, size * run.world.workers
     count = -(-info.val_size // of_all) - (-info.holdout_size // of_all)
@@ -157,4 +157,5 @@ def _validation_s(run: Run, timer: StepTimer, most: int) -> float:
             at.append(timer.wait())
     run.model.train()
     times = [after - before for before, after in itertools.pairwise(at)]
-    return count * statistics.fmean(times[1:] or times or [0.0])
+    # Of a few batches the loader reads all while the first one waits.
+    return count * statistics.fmean(times[len(times) < count :] or [0.0])

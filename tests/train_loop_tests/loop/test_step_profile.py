@@ -110,6 +110,18 @@ def test_each_phase_gets_the_time_that_it_took_and_estimates_are_those_of_a_run(
     assert profile.run_s == 3 * (4 * step_s + val_s)
 
 
+def test_a_validation_of_a_few_batches_counts_the_wait_for_the_first(slow_run, monkeypatch) -> None:
+    run, clock = slow_run
+    val_batches = run.source.val_batches
+
+    def slow_to_begin(*words: int) -> Iterator[Any]:
+        clock.now += 30
+        yield from val_batches(*words)
+
+    monkeypatch.setattr(run.source, "val_batches", slow_to_begin)
+    assert measure_steps(run, 7).val_s == 30 + 2 * (READ_S + FORWARD_S)
+
+
 def test_communication_is_what_sums_over_workers_add(slow_run, tmp_path, monkeypatch):
     """A real DDP of one process, whose sums take SUM_S."""
     run, clock = slow_run
