@@ -187,20 +187,22 @@ def slurm_partitions() -> dict[str, Partition] | None:
         return None
     try:
         # --exact: else unlike nodes are one row, with the least of their cores ("1+").
-        text = slurm_commands.run("sinfo", "--exact", "--noheader", "--format=%P|%l|%s|%c|%G")
+        text = slurm_commands.run("sinfo", "--exact", "--noheader", "--format=%P|%l|%s|%c|%G|%D")
     except slurm_commands.SlurmError:
         return None
     found: dict[str, Partition] = {}
+    nodes: dict[str, int] = {}
     for line in text.splitlines():
-        if line.count("|") != 4:
+        if line.count("|") != 5:
             continue
-        name, time, size, cpus, gres = (part.strip() for part in line.split("|"))
+        name, time, size, cpus, gres, count = (part.strip() for part in line.split("|"))
+        nodes[name] = nodes.get(name, 0) + (slurm_commands.read_count(count) or 10**9)
         before = found.get(name.rstrip("*"))  # if nodes differ, a job may ask for the resources of the largest
         found[name.rstrip("*")] = Partition(
             name.rstrip("*"),
             gpus_per_node=max(slurm_commands.gres_count(gres, "gpu"), (before and before.gpus_per_node) or 0),
             cores_per_node=max(slurm_commands.read_count(cpus) or 0, (before and before.cores_per_node) or 0),
-            max_nodes=slurm_commands.largest_count(size),
+            max_nodes=min(slurm_commands.largest_count(size) or nodes[name], nodes[name]),  # more would wait for ever
             max_time_s=_slurm_time(time),
             is_default=name.endswith("*"),
         )

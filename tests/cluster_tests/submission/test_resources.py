@@ -129,10 +129,12 @@ def test_without_a_profile_slurms_own_default_is_taken():
 
 
 SINFO = """\
-cpu|infinite|1-infinite|128|(null)
-gpu*|1-00:00:00|1-64|64|gpu:a100:4(S:0-1)
-gpu*|1-00:00:00|1-64|96|gpu:h100:8,tmpdisk:1
-mig|12:00:00|1|32|gpu:1g.10gb:4,gpu:2g.20gb:2
+cpu|infinite|1-infinite|128|(null)|20
+cpu|infinite|1-infinite|64|(null)|4
+gpu*|1-00:00:00|1-64|64|gpu:a100:4(S:0-1)|60
+gpu*|1-00:00:00|1-64|96|gpu:h100:8,tmpdisk:1|60
+mig|12:00:00|1|32|gpu:1g.10gb:4,gpu:2g.20gb:2|9
+new|12:00:00|1-infinite|32|(null)|n/a
 """
 
 
@@ -140,8 +142,9 @@ def test_slurms_partitions_are_read_from_what_sinfo_prints(tmp_path, monkeypatch
     program(tmp_path / "sinfo", f"cat <<'END'\n{SINFO}END")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     live = resources.slurm_partitions()
-    assert live["cpu"].max_time_s is None and live["cpu"].max_nodes is None and live["cpu"].gpus_per_node == 0
+    assert live["cpu"].max_time_s is None and live["cpu"].max_nodes == 24 and live["cpu"].gpus_per_node == 0
     gpu = live["gpu"]
     assert (gpu.gpus_per_node, gpu.cores_per_node, gpu.max_nodes, gpu.is_default) == (8, 96, 64, True), "the largest"
     assert format_time(gpu.max_time_s) == "1-00:00:00"
     assert live["mig"].gpus_per_node == 6 and live["mig"].max_nodes == 1
+    assert live["new"].max_nodes > 10**6, "an unreadable number is no limit"
