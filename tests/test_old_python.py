@@ -40,7 +40,7 @@ def test_an_old_python_learns_in_one_line_what_to_do(name: str, old_python: str)
 
 
 def test_a_batch_script_that_finds_an_old_python_says_so(old_python: str) -> None:
-    env = {"SLURM_JOB_ID": "7", "BIGBATCH_ROOT": str(ROOT), "BIGBATCH_PYTHON": old_python}
+    env = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "BIGBATCH_ROOT": str(ROOT), "BIGBATCH_PYTHON": old_python}
     is_refused(["bash", str(BATCH_SCRIPT), "--space", "smoke"], **env)
 
 

@@ -110,6 +110,11 @@ class Job:
             processes.check_limits(processes.HEAD_THREADS)
         except (NoAllocation, slurm_commands.SlurmError, OSError) as error:
             raise InputError(str(error)) from None
+        before = (
+            job_record.read_record(allocation.job_id) if allocation.restart_count else restart.record_of_predecessor()
+        )
+        if allocation.restart_count and before:  # if this start is refused, the last one's reason is no longer true
+            self._record, self._folder, before.reason = before, job_record.job_folder(before.job_id), None
         checks.check_commands()
         most, kind = (allocation.gpus, "GPUs") if allocation.gpus else (allocation.cpus, "CPUs")
         options.check_workers(self._options, most, kind, lambda _: "ask Slurm for more")
@@ -117,9 +122,6 @@ class Job:
         # Ask now: later the controller may be too busy.
         kill_wait_s = slurm_commands.configured_s("KillWait", KILL_WAIT_S, timeout_s=5)
         self._left = TimeLeft(allocation.end_time, self._options.margin_s, kill_wait_s)
-        before = (
-            job_record.read_record(allocation.job_id) if allocation.restart_count else restart.record_of_predecessor()
-        )
         self._again = before is not None or allocation.restart_count > 0
         self._default_study = restart.default_study_name(allocation.job_id)
         self._study = options.study_folder(self._options, self._default_study, self._cwd)

@@ -11,12 +11,14 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from bigbatch.base import processes
+from bigbatch.cluster.record.job_record import JobRecord
 from helpers.paths import ROOT
 from helpers.processes import program
 from helpers.stand_in_ray import StandInJob, record_of, start_search
@@ -184,9 +186,29 @@ def test_the_batch_script_finds_the_repository_when_the_controller_answers_again
     # A warning may come before the job has begun to listen.
     program(tmp_path / "python", 'kill -USR1 $$; kill -USR2 $$; echo "$PWD" "$@"')
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "BIGBATCH_PYTHON": str(tmp_path / "python")}
+    env["SLURMD_NODENAME"] = "n1"
     batch = (ROOT / "cluster" / script).read_text()
     done = subprocess.run(["bash", "-s", "12"], input=batch, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == f"{cluster.parent}/src -m bigbatch.cluster.job 12\n", done.stderr
+
+
+@pytest.mark.parametrize("more", [{}, {"SLURMD_NODENAME": "n2", "SLURM_PROCID": "1"}], ids=["salloc", "srun"])
+def test_the_batch_script_in_a_login_nodes_shell_or_a_second_task_says_how_to_submit_it(more):
+    """In either Ray would not start: on another host than its head, or in memory that srun's own step has."""
+    env = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", "BIGBATCH_ROOT": str(ROOT), "BIGBATCH_PYTHON": "/bin/true"}
+    command = ["bash", str(ROOT / "cluster" / "ray_head_workers.slurm"), "--space", "smoke"]
+    done = subprocess.run(command, env=env | more, capture_output=True, text=True)
+    assert done.returncode == 2 and "this is a batch script. Write: sbatch" in done.stderr, done.stderr
+
+
+def test_a_restart_that_is_refused_says_so_in_the_record_too(tmp_path):
+    """Its limit was lowered while it waited: `queue --all` must not go on to show why it was requeued."""
+    JobRecord("7", "requeueing", reason="the time limit is near").write({"BIGBATCH_HOME": f"{tmp_path}/home"})
+    soon = {"SLURM_RESTART_COUNT": "1", "SLURM_JOB_END_TIME": str(int(time.time() + 100))}
+    job = StandInJob(tmp_path, "7", "--study", "s", "--space", "smoke", **soon)
+    assert job.end() == 2 and "time limit must leave 60 s" in job.log, job.log
+    record = record_of(tmp_path)
+    assert record["state"] == "ended" and "time limit must leave 60 s" in record["reason"]
 
 
 def test_folders_with_blanks_in_their_names(tmp_path):
