@@ -182,9 +182,9 @@ def tunnel(job_id: str, site: Site | None = None, *, local_port: int = 8265) -> 
     Raises InputError if the job has no dashboard (yet).
     """
     _check_id(job_id)
-    found = job_record.read_record(job_id)
+    found = None if slurm_commands.has_ended(job_id) else job_record.read_record(job_id)
     if found is None or not found.head or not found.dashboard_port or found.state in ("requeueing", "ended"):
-        state = f"its state is {found.state!r}" if found else "it has no record"
+        state = f"its state is {found.state!r}" if found else "it has ended, or has no record"
         raise InputError(f"job {job_id} has no dashboard; {state}. `bigbatch cluster queue` shows whether it will run.")
     site = site or find_site(None)
     user = user_name()

@@ -197,7 +197,7 @@ def test_following_a_job_that_never_was_ends_with_a_message(tmp_path, home):
     assert not home.exists()
 
 
-def test_tunnel_says_how_and_never_shows_the_token(tmp_path, home):
+def test_tunnel_says_how_and_never_shows_the_token(tmp_path, home, monkeypatch):
     token = tmp_path / "token"
     token.write_text("very-secret")
     a_record("101", head="n7", dashboard_port=24001, token_path=str(token))
@@ -213,6 +213,10 @@ def test_tunnel_says_how_and_never_shows_the_token(tmp_path, home):
     a_record("103", state="ended", head="n7", dashboard_port=24001)
     with pytest.raises(InputError, match="no dashboard; its state is 'ended'"):
         queue_module.tunnel("103", find_site("generic"))
+    # A job that was lost with its node: its record still says `driver`, and Slurm no longer lists it.
+    monkeypatch.setenv("PATH", slurms(tmp_path / "bin", squeue="exit 0"))
+    with pytest.raises(InputError, match="job 101 has no dashboard; it has ended"):
+        queue_module.tunnel("101", find_site("generic"))
 
 
 def test_the_python_api_returns_the_script_of_a_dry_run(home):
