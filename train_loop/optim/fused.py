@@ -1,5 +1,5 @@
 """Use torch's fused SGD and AdamW (``fused=True``), which need one pass over memory for each step, if they are correct.
-LARS and LAMB use their kernels on CPUs.
+LARS and LAMB use their kernels.
 
 The fused kernels read a parameter, its gradient and its state by address. If these have different memory layouts (a
 channels-last weight with a contiguous gradient), the kernels silently take wrong steps, on torch 2.15. Autograd gives

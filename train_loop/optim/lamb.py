@@ -46,7 +46,7 @@ class LAMB(LayerwiseOptimizer):
 
     A parameter group may set any hyperparameter but pre_normalise. bf16 and fp16 parameters have
     float32 moments and arithmetic, and are rounded once a step. Gradients are left unchanged; those
-    of a GradScaler are unscaled first.
+    of a GradScaler must be unscaled first (``scaler.step`` does that).
 
     Args:
         params: parameters or groups of them; real, with dense gradients.

@@ -55,7 +55,7 @@ class LARS(LayerwiseOptimizer):
     A parameter group may set any hyperparameter, and ``trust_ratio=False`` for plain SGD with
     momentum (BatchNorm parameters and biases, see ``parameter_groups``). bf16 and fp16 parameters
     have float32 buffers and arithmetic, and are rounded once a step. Gradients are left unchanged;
-    those of a GradScaler are unscaled first.
+    those of a GradScaler must be unscaled first (``scaler.step`` does that).
 
     Args:
         params: parameters or groups of them; real, with dense gradients.
