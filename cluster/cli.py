@@ -147,9 +147,14 @@ def _logs(argv: Sequence[str]) -> int:
 def _cancel(argv: Sequence[str]) -> int:
     p = OneLineParser(prog="bigbatch cluster cancel", description="Cancel jobs. Their studies can be resumed.")
     p.add_argument("job", metavar="JOBID", nargs="+")
+    code = DONE
     for job_id in p.parse_args(argv).job:
-        print(f"Cancelled: {', '.join(queue.cancel(job_id))}")
-    return DONE
+        try:
+            print(f"Cancelled: {', '.join(queue.cancel(job_id))}")
+        except slurm_commands.SlurmError as error:  # the other jobs must not run on
+            print(f"bigbatch cluster: error: {error}", file=sys.stderr)
+            code = WRONG_INPUT
+    return code
 
 
 def _tunnel(argv: Sequence[str]) -> int:

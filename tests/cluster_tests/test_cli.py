@@ -131,7 +131,7 @@ def test_cancel_ends_the_job_and_no_other(tmp_path, home, monkeypatch):
             cancel(job_id)
 
 
-def test_an_id_that_slurm_does_not_know_is_not_called_cancelled(tmp_path, home, monkeypatch):
+def test_an_id_that_slurm_does_not_know_is_not_called_cancelled(tmp_path, home, monkeypatch, capsys):
     # As Slurm 22.05: scancel says nothing of such a job, and squeue that the id is invalid.
     unknown = "case \"$*\" in *--jobs\\ 7) echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1;; esac"
     monkeypatch.setenv("PATH", slurms(tmp_path / "bin", scancel="exit 0", squeue=f"{unknown}; echo RUNNING"))
@@ -139,6 +139,9 @@ def test_an_id_that_slurm_does_not_know_is_not_called_cancelled(tmp_path, home, 
         cancel("7")
     assert cancel(8) == ["8"]
     assert (tmp_path / "bin" / "scancel.asked").read_text().split() == ["7", "8"], "it is cancelled in any case"
+    assert main(["cluster", "cancel", "7", "8"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "Cancelled: 8\n" and "job 7 is not in Slurm's queue" in err
 
 
 def test_cancel_follows_a_chain_to_the_job_that_waits(tmp_path, home, monkeypatch):
