@@ -129,8 +129,7 @@ class TrainStep:
     def clip_and_step(self) -> None:
         """Step with the gradients at the learning rate that is set in the optimizer."""
         clip = self.config.optimizer.clip_grad_norm
-        if clip > 0 or self.scaler.is_enabled():
-            self.scaler.unscale_(self.optimizer)  # before any norm: clipping computes one here, LARS and LAMB later
+        self.scaler.unscale_(self.optimizer)  # before any norm: clipping computes one here, LARS and LAMB later
         if clip > 0:
             norm = total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), clip, norm)

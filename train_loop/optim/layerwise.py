@@ -270,16 +270,13 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
             )
         self._before_update()
         for group in self.param_groups:
-            for bucket in self._buckets(group):
+            for bucket in buckets(group):
                 self._update(group, bucket)
                 bucket.store()
         return loss
 
     def _before_update(self) -> None:
         """A hook for work that needs all gradients at once."""
-
-    def _buckets(self, group: ParamGroup) -> Iterator[Bucket]:
-        return buckets(group)
 
     def _refuse_sparse(self) -> None:
         for group in self.param_groups:
