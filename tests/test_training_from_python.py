@@ -101,7 +101,7 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(config: TrainConfig, tmp_p
 def test_several_workers_are_processes_of_torchrun(config: TrainConfig, tmp_path: Path) -> None:
     result = train(config, workers=2, folder=tmp_path / "kept")
     stored = json.loads((tmp_path / "kept" / "result.json").read_text())
-    assert stored["workers"] == 2 and [record.epoch for record in result.history] == [1, 2]
+    assert stored["workers"] == 2 and [(one.epoch, one.workers) for one in result.history] == [(1, 2), (2, 2)]
     assert stored["history"] == [record.to_dict() for record in result.history]
     assert result.best_val_top1 == max(record.val_top1 for record in result.history)
     with pytest.raises(ConfigError, match="a run resumes with the configuration"):

@@ -91,6 +91,7 @@ class EpochRecord:
     holdout_top1: float | None = _column(
         "float64", "`val_top1` of those images; null without them", default=None, tracked=True
     )
+    workers: int = _column("int32", "processes that trained; a run may go on with another number", default=1)
     loader_processes: int = _column(
         "int64", "processes that decoded images for a rank, the most of all ranks", default=0
     )

@@ -23,7 +23,7 @@ class QueueEntry:
     job_id: str
     name: str | None = None
     slurm_state: str | None = None
-    """None: Slurm no longer lists the job (or was not asked)."""
+    """``GONE``: Slurm lists a job no more that did not end by itself. None: it ended, or Slurm did not answer."""
     elapsed: str | None = None
     time_limit: str | None = None
     nodes: str | None = None
@@ -42,15 +42,18 @@ def queue(*, ended: bool = False) -> list[QueueEntry]:
     Raises SlurmError if Slurm does not answer; with ``ended`` it returns the records instead.
     """
     records = {one.job_id: one for one in job_record.all_records()}
+    unlisted: str | None = "GONE"
     try:
         listed = _listed()
     except slurm_commands.SlurmError:
         if not ended:
             raise
-        listed = []
+        listed, unlisted = [], None
     jobs = [_with_record(job, records.pop(job.job_id, None)) for job in listed]
     if ended:
-        jobs += [_with_record(QueueEntry(one.job_id), one) for one in records.values()]
+        for one in records.values():
+            job = QueueEntry(one.job_id, slurm_state=None if one.state == "ended" else unlisted)
+            jobs.append(_with_record(job, one))
     return sorted(jobs, key=lambda job: (len(job.job_id), job.job_id))
 
 
@@ -88,6 +91,7 @@ def _row(job: QueueEntry) -> tuple[str, ...]:
     notes = [job.reason] if job.reason else []
     if found:
         notes += [found.reason] if found.reason else []
+        notes += [f"goes on as job {found.successor}"] if found.successor else []
         notes += [f"restarts: {found.restarts}"] if found.restarts else []
     trials = f"{study.finished}/{'?' if study.planned is None else study.planned}" if study else "-"
     return (

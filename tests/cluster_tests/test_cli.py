@@ -109,16 +109,21 @@ def test_queue_shows_slurms_state_the_records_and_the_studys_progress(tmp_path, 
     monkeypatch.setenv("PATH", slurms(tmp_path / "bin", squeue=SQUEUE))
     a_record("101", state="driver", study_folder=a_study(tmp_path / "mine", 5, 0.8125), restarts=2)
     a_record("99", state="ended", reason="finished", nodes=["n1", "n2"])
+    a_record("98", state="requeueing", successor="101")
     found = queue()
     assert [job.job_id for job in found] == ["101", "102"]
     assert found[0].study.finished == 5 and found[0].record.restarts == 2 and found[1].name == "a|name"
     assert getpass.getuser() in (tmp_path / "bin" / "squeue.asked").read_text(), "only the user's own jobs"
-    lines = queue_module.jobs_table(queue(ended=True)).splitlines()
-    assert [line.split()[0] for line in lines] == ["JOB", "99", "101", "102"]
-    assert "ended" in lines[1] and "finished" in lines[1]
+    jobs_text = queue_module.jobs_table(queue(ended=True))
+    lines = jobs_text.splitlines()
+    assert [line.split()[0] for line in lines] == ["JOB", "98", "99", "101", "102"]
+    assert lines.pop(1).split()[:3] == ["98", "GONE", "requeueing"] and "goes on as job 101" in jobs_text
+    assert lines[1].split()[:3] == ["99", "-", "ended"] and "finished" in lines[1]
     for text in ("RUNNING", "driver", "mine", "5/12", "0.8125", "restarts: 2"):
         assert text in lines[2], text
     assert "PENDING" in lines[3] and "Resources" in lines[3]
+    monkeypatch.setenv("PATH", slurms(tmp_path / "bin", squeue="exit 1"))
+    assert "GONE" not in queue_module.jobs_table(queue(ended=True)), "Slurm did not answer"
 
 
 def test_cancel_ends_the_job_and_no_other(tmp_path, home, monkeypatch):

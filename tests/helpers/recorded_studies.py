@@ -19,12 +19,12 @@ STATES = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, None)
 """Of one trial after the other; None: it still runs."""
 
 
-def epoch_record(epoch: int, value: float, *, seconds: float = 2.0) -> dict[str, object]:
+def epoch_record(epoch: int, value: float, *, seconds: float = 2.0, workers: int = 1) -> dict[str, object]:
     """What an epoch of a search records, with ``seconds`` of training and half a second of validation."""
     return {
         "epoch": epoch, "epochs": EPOCHS, "train_loss": 2.0 - value, "train_top1": value, "val_loss": 2.5 - value,
         "val_top1": value, "learning_rate": 0.1, "optimizer_steps": 10 * epoch, "skipped_steps": 0,
-        "images_per_s": 1000.0, "train_s": seconds, "val_s": 0.5,
+        "images_per_s": 1000.0, "train_s": seconds, "val_s": 0.5, "workers": workers,
     }  # fmt: skip
 
 

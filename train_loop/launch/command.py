@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.base.atomic_files import read_json, write_json, write_text
+from bigbatch.base.atomic_files import write_json, write_text
 from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.base.streams import reader_may_leave
 from bigbatch.base.waits import SAME_SIGNAL_S
@@ -258,16 +258,15 @@ def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:
     """``result.json``: configuration, last record, best epoch, all records."""
     best = best_record(history)
     halvings = read_halvings(task.checkpoint_dir)
-    path, records = task.output / "result.json", [record.to_dict() for record in history]
-    before = read_json(path)  # other workers train none of a finished run
+    path = task.output / "result.json"
     result = {
         "schema_version": RESULT_VERSION,
         "config": config_after_oom(task.config, halvings).to_dict(),
         "halvings": [dataclasses.asdict(one) for one in halvings],
-        "workers": before.get("workers") if before.get("history") == records else task.workers,
-        "record": records[-1],
+        "workers": history[-1].workers,
+        "record": history[-1].to_dict(),
         "best": {"epoch": best.epoch, "val_top1": best.val_top1, "val_loss": best.val_loss},
-        "history": records,
+        "history": [record.to_dict() for record in history],
     }
     write_json(path, result, indent=2)
     value = f"loss {best.val_loss:.4g}" if best.val_top1 is None else f"top-1 {best.val_top1:.2%}"

@@ -231,7 +231,8 @@ class Report:
         columns = {name: one for name, one in known.items() if name in COLUMNS}
         others = {name: one for name, one in known.items() if name not in COLUMNS}
         resumed = {"resumed_from_epoch": self._resumed_from} if self._resumed_from else {}
-        return {"epoch": epoch, "epochs": self._epochs, **columns, "metrics": others, **resumed}
+        positions = {"epoch": epoch, "epochs": self._epochs, "workers": self._world.workers}
+        return {**positions, **columns, "metrics": others, **resumed}
 
     def _keep(self, given: str | Path | None, record: Mapping[str, object]) -> float:
         """Keep a checkpoint if there is one. Returns the seconds that it took. All ranks meet."""

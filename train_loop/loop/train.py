@@ -278,6 +278,7 @@ def _end_epoch(run: Run, val_sums: Sequence[torch.Tensor] | None, shared: dict[s
         images_per_s=trained.images / max(times["data_s"] + times["step_s"], 1e-9),
         train_s=times["data_s"] + times["step_s"],
         noise_scale=run.norms.estimate(norms, run.split.global_size),
+        workers=run.world.workers,
         loader_processes=int(processes),
         memory_bytes=int(memory_bytes) or None,
         gpu_energy_j=None if math.isnan(gpu_j) else gpu_j,

@@ -2,12 +2,13 @@
 
 A run counts with the value after the last epoch that ended within the cap. It is not its best epoch: to choose an epoch
 by its validation would favour runs whose curve is rough. Time is that of training, validation and checkpoints, on as
-many devices as the run has workers. Start-up, waiting and lost work are not in it; the study's ledger has them.
+many devices as the epoch had workers. Start-up, waiting and lost work are not in it; the study's ledger has them.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from bigbatch.tune.plan.option_checks import parse_duration
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objective import Objective, Reported, read_objective
 from bigbatch.tune.runs.run import EPOCH_ATTR, Run, planned_epochs, replaced_trials, trials_per_gpu_of
-from bigbatch.tune.storage.description import STUDY_FILE, read_description
+from bigbatch.tune.storage.description import STUDY_FILE
 from bigbatch.tune.storage.study_tables import read_tables
 from bigbatch.tune.storage.summary import entries
 
@@ -42,9 +43,9 @@ class Cap:
     name: str = TIME
     seconds: float = math.inf
 
-    def allows(self, seconds: float, devices: float) -> bool:
-        """Whether a run on so many devices is within the cap after ``seconds``."""
-        return seconds * (devices if self.name == HOURS else 1) <= self.seconds
+    def allows(self, seconds: float, device_s: float) -> bool:
+        """Whether a run is within the cap after ``seconds``, with ``device_s`` of all its devices together."""
+        return (device_s if self.name == HOURS else seconds) <= self.seconds
 
     @property
     def words(self) -> str:
@@ -88,24 +89,27 @@ class RankedRun:
     """The folder of the study or the full run."""
     name: str
     """``study/trial-0007``, or the full run's folder."""
-    workers: int
     run: Run
     """A full run has number 0."""
 
-    @property
-    def devices(self) -> float:
-        """That it held: a part of one where trials shared a GPU."""
-        return self.workers / trials_per_gpu_of(self.run)
+    def within(self, cap: Cap) -> list[tuple[float, float]]:
+        """The seconds, and those of its devices together, after each epoch that ended within the cap.
 
-    def within(self, cap: Cap) -> list[float]:
-        """The seconds after each epoch that ended within the cap."""
-        total = accumulate(metrics.of_record(metrics.EPOCH_S, record) for record in self.run.records)
-        return [seconds for seconds in total if cap.allows(seconds, self.devices)]
+        A trial that shared a GPU held a part of one.
+        """
+        seconds = [metrics.of_record(metrics.EPOCH_S, record) for record in self.run.records]
+        devices = [_workers(record) / trials_per_gpu_of(self.run) for record in self.run.records]
+        totals = zip(accumulate(seconds), accumulate(map(operator.mul, seconds, devices)), strict=True)
+        return [total for total in totals if cap.allows(*total)]
 
     def value(self, objective: Objective, epochs: int) -> float:
         """After so many epochs; a full run with ``validate_every`` has that of the last validation, NaN before one."""
         validated = [record for record in self.run.records[:epochs] if record.get("val_loss", 0.0) is not None]
         return objective.value(validated[-1]) if validated else math.nan
+
+
+def _workers(record: metrics.Record) -> int:
+    return json_values.whole_number(record, "workers", 1)
 
 
 def ranking(
@@ -134,23 +138,23 @@ def _key(run: RankedRun, objective: Objective, cap: Cap) -> tuple[float, float, 
     """Of equal values the faster run is ahead; runs without an epoch within the cap come last."""
     seconds = run.within(cap)
     gain = objective.gain(run.value(objective, len(seconds))) if seconds else math.nan
-    return (math.inf if math.isnan(gain) else -gain, seconds[-1] if seconds else math.inf, run.name)
+    return (math.inf if math.isnan(gain) else -gain, seconds[-1][0] if seconds else math.inf, run.name)
 
 
 def _row(number: int, run: RankedRun, objective: Objective, cap: Cap) -> tuple[str, ...]:
     seconds, records, one = run.within(cap), run.run.records, run.run
     values = [objective.value(record) for record in records[: len(seconds)]]
-    used_s = seconds[-1] if seconds else 0.0
+    used_s, device_s = seconds[-1] if seconds else (0.0, 0.0)
     return (
         str(number) if values else "–",
         run.name,
         one.optimizer or "–",
         f"{one.batch}" if one.batch is not None else "–",
-        f"{run.workers}",
+        f"{_workers(records[-1])}",
         f"{len(values)}/{planned_epochs(one) or len(records)}",
         objective.worth(run.value(objective, len(values)) if values else None),
         objective.worth(objective.best(values)),
-        f"{used_s * run.devices / 3600:.3g}",
+        f"{device_s / 3600:.3g}",
         duration(used_s),
         state_words(one) + ", cut by the cap" * (len(values) < len(records)),
     )
@@ -173,10 +177,9 @@ def _runs(output: Path, say: Callable[[str], None]) -> Iterator[RankedRun]:
 def _trials(folder: Path) -> list[RankedRun]:
     """Trials with at least one epoch, without those that another trial repeats or continues: it has their epochs."""
     runs = read_tables(folder).runs
-    workers = json_values.whole_number(read_description(folder), "workers", 1)
     replaced = replaced_trials(runs)
     return [
-        RankedRun(folder.name, f"{folder.name}/trial-{run.number:04d}", workers, run)
+        RankedRun(folder.name, f"{folder.name}/trial-{run.number:04d}", run)
         for run in runs
         if run.records and run.number not in replaced
     ]
@@ -187,5 +190,4 @@ def _full_run(folder: Path, name: Path) -> RankedRun:
     records = json_values.objects(result, "history")
     attrs: dict[str, object] = {f"{EPOCH_ATTR}{i:05d}": record for i, record in enumerate(records, 1)}
     attrs["config"] = {**json_values.mapping(result, "config"), "epochs": len(records)}
-    workers = json_values.whole_number(result, "workers", 1)
-    return RankedRun(str(name), str(name), workers, Run(0, State.COMPLETE, user_attrs=attrs))
+    return RankedRun(str(name), str(name), Run(0, State.COMPLETE, user_attrs=attrs))

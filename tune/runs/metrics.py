@@ -21,8 +21,8 @@ from bigbatch.train_loop.reporter import EpochRecord
 Record = Mapping[str, object]
 OWN = "metrics"
 """The field of a record with the metrics of ``--metric``."""
-POSITIONS = ("epoch", "epochs", "resumed_from_epoch", "learning_rate")
-"""Fields of a record that say where it is in the run."""
+POSITIONS = ("epoch", "epochs", "resumed_from_epoch", "learning_rate", "workers")
+"""Fields of a record that say where it is in the run, and how it trained."""
 BASELINE = "baseline"
 """The field of a record with what a constant prediction reaches; in study.json what the user states."""
 MAPS = tuple(name for name, column in EpochRecord.columns().items() if column.arrow == "map")

@@ -19,14 +19,15 @@ HOUR = 3600.0
 
 
 def trial_of(study: optuna.Study, batch: int, values: list[float], hours: float, **attrs: object) -> None:
-    """A finished trial whose epochs take ``hours`` each, validation (0.5 s) included."""
+    """A finished trial of 4 workers whose epochs take ``hours`` each, validation (0.5 s) included."""
     trial = study.ask()
     config = TrainConfig(epochs=len(values)).replace_keys({"batch.global_size": batch, "optimizer.name": "lars"})
     trial.set_user_attr("config", config.to_dict())
     for name, value in attrs.items():
         trial.set_user_attr(name, value)
     for epoch, value in enumerate(values, 1):
-        trial.set_user_attr(f"epoch/{epoch:05d}", epoch_record(epoch, value, seconds=hours * HOUR - 0.5))
+        record = epoch_record(epoch, value, seconds=hours * HOUR - 0.5, workers=4)
+        trial.set_user_attr(f"epoch/{epoch:05d}", record)
         trial.report(value, epoch)
     study.tell(trial, values[-1])
 
@@ -46,11 +47,17 @@ def places(out: str) -> list[list[str]]:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """Trial 0 is slow and good (4 workers × 1 h an epoch), trial 1 fast and worse; the full run (2 workers) between."""
+    """Trial 0 is slow and good (4 workers × 1 h an epoch), trial 1 fast and worse; the full run between.
+
+    The full run went on with 2 workers after an epoch with 4.
+    """
     study_of(tmp_path / "runs" / "s", [(64, [0.5, 0.7, 0.8], 1.0), (512, [0.4, 0.6, 0.65], 0.25)])
     folder = tmp_path / "runs" / "train" / "best-1234"
     folder.mkdir(parents=True)
-    records = [epoch_record(epoch, value, seconds=0.5 * HOUR - 0.5) for epoch, value in enumerate((0.3, 0.75, 0.74), 1)]
+    records = [
+        epoch_record(epoch, value, seconds=0.5 * HOUR - 0.5, workers=workers)
+        for epoch, (value, workers) in enumerate(((0.3, 4), (0.75, 2), (0.74, 2)), 1)
+    ]
     result = {"schema_version": 1, "config": TrainConfig(epochs=3).to_dict(), "workers": 2, "history": records}
     (folder / "result.json").write_text(json.dumps(result))
     (tmp_path / "runs" / "notes").mkdir()
@@ -66,21 +73,21 @@ def test_without_a_cap_the_last_epoch_decides(runs, capsys):
         ("train/best-1234", "3/3", "74.0 %", "75.0 %"),
         ("s/trial-0001", "3/3", "65.0 %", "65.0 %"),
     ]
-    assert [row[8] for row in rows] == ["12", "3", "3"], "hours × workers: 3 × 4, 1.5 × 2, 0.75 × 4"
+    assert [row[8] for row in rows] == ["12", "4", "3"], "hours × workers: 3 × 4, 0.5 × (4 + 2 + 2), 0.75 × 4"
     assert printed.err == ""
 
 
 def test_a_cap_changes_the_order(runs, capsys):
     ranked = ["--output", str(runs), "--sort", "val_top1"]
-    assert studies_main([*ranked, "--trials", "--cap", "gpu_hours=2.5"]) == 0
+    assert studies_main([*ranked, "--trials", "--cap", "gpu_hours=3"]) == 0
     out = capsys.readouterr().out
-    # 2.5 device hours: two epochs of the full run (2 h), two of trial 1 (2 h), none of trial 0 (4 h each).
+    # 3 device hours: two epochs of the full run (3 h), three of trial 1 (3 h), none of trial 0 (4 h each).
     assert [(row[0], row[1].split("/")[-1], row[5], row[6]) for row in places(out)] == [
         ("1", "best-1234", "2/3", "75.0 %"),
-        ("2", "trial-0001", "2/3", "60.0 %"),
+        ("2", "trial-0001", "3/3", "65.0 %"),
         ("–", "trial-0000", "0/3", "–"),
     ]
-    assert "within 2.5 device hours" in out and out.count("cut by the cap") == 3
+    assert "within 3 device hours" in out and out.count("cut by the cap") == 2
     assert studies_main([*ranked, "--cap", "time=1h30m"]) == 0
     rows = places(capsys.readouterr().out)
     assert [(row[1].split("/")[-1], row[5]) for row in rows] == [("best-1234", "3/3"), ("trial-0001", "3/3")]
@@ -94,9 +101,9 @@ def test_a_full_run_that_skips_validations_counts_with_the_last_one_within_the_c
     result = json.loads(file.read_text())
     result["history"][1] |= {"val_top1": None, "val_loss": None}
     file.write_text(json.dumps(result))
-    assert studies_main(["--output", str(runs), "--sort", "val_top1", "--trials", "--cap", "gpu_hours=2.5"]) == 0
+    assert studies_main(["--output", str(runs), "--sort", "val_top1", "--trials", "--cap", "gpu_hours=3"]) == 0
     assert [(row[1].split("/")[-1], row[5], row[6]) for row in places(capsys.readouterr().out)] == [
-        ("trial-0001", "2/3", "60.0 %"),
+        ("trial-0001", "3/3", "65.0 %"),
         ("best-1234", "2/3", "30.0 %"),
         ("trial-0000", "0/3", "–"),
     ]
