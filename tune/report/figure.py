@@ -60,6 +60,7 @@ def template(dark: bool) -> Values:
     axis: Values = {
         "gridcolor": line, "linecolor": line, "zerolinecolor": line, "tickcolor": line, "ticks": "outside",
         "ticklen": 4, "automargin": True, "title": {"standoff": 10}, "zeroline": False,
+        "minexponent": 5, "separatethousands": True,  # not 350µ hours
     }  # fmt: skip
     bar: Values = {"outlinewidth": 0, "thickness": 12, "title": {"side": "right"}, "len": 0.9}
     return {
