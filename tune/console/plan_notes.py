@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.launch.local_workers import unused_gpus
@@ -16,11 +18,20 @@ def plan_notes(plan: SearchPlan) -> list[str]:
     said = [
         *plan.data.notes,
         unused_gpus() if plan.address == "local" else None,
+        unused_nodes() if plan.address == "local" else None,
         size_of_images(plan.data, plan.model) if "data.image_size" not in plan.overrides else None,
         nothing_to_learn_from(plan.strategy, plan.most_trials, plan.share.concurrency, plan.workers),
         shared_file_warning(plan.storage),
     ]
     return [text for text in said if text]
+
+
+def unused_nodes() -> str | None:
+    """A sentence if this is one of several nodes of a Slurm job, which a Ray of this process alone does not use."""
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
+    if nodes == "1":
+        return None
+    return f"this search uses one of the job's {nodes} nodes. To use all, sbatch cluster/ray_head_workers.slurm."
 
 
 def size_of_images(data: DataInfo, model: str) -> str | None:

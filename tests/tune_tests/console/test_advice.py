@@ -8,7 +8,7 @@ from PIL import Image
 
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.commands.tune import tune_main
-from bigbatch.tune.console.plan_notes import nothing_to_learn_from, size_of_images
+from bigbatch.tune.console.plan_notes import nothing_to_learn_from, size_of_images, unused_nodes
 from bigbatch.tune.models.names import resolved
 
 
@@ -18,6 +18,14 @@ def test_a_search_whose_trials_all_start_at_once_is_told_which_numbers_would_hel
     assert nothing_to_learn_from("curves", trials=17, slots=16, workers=2) is None
     assert nothing_to_learn_from("random", trials=16, slots=16, workers=2) is None, "it never learns"
     assert nothing_to_learn_from("tpe", trials=1, slots=1, workers=1) is None, "one trial is no search"
+
+
+def test_a_search_on_one_of_several_nodes_says_so(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_NUM_NODES", raising=False)
+    assert unused_nodes() is None
+    for nodes, warns in (("1", False), ("4", True)):
+        monkeypatch.setenv("SLURM_JOB_NUM_NODES", nodes)
+        assert (unused_nodes() is not None) == warns and (not warns or "job's 4 nodes" in str(unused_nodes()))
 
 
 @pytest.mark.parametrize(
