@@ -28,6 +28,9 @@ HOST_WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero"}
 """Operations whose result on the device the host needs at once."""
 WAITS: Counter[str] = Counter()
 """Where the host has waited for the device, by operation."""
+STAGED_BYTES = 1 << 16
+"""For a copy of more bytes from memory that is not page-locked the host may wait (CUDA's runtime API, "API
+synchronization behavior")."""
 
 
 class OnGpu(Tensor):
@@ -111,16 +114,17 @@ class _Calls(TorchFunctionMode):
         if func is Tensor.cpu:
             return self._moved(Tensor.to, args[0], "cpu")
         if func is Tensor.pin_memory:
-            return args[0].clone()
+            return _page_locked(args[0].clone())
         if func is torch.nn.functional.one_hot and isinstance(args[0], OnGpu):  # asks C++ for the device
             return OnGpu(func(args[0].of_cpu, *args[1:], **kwargs))
+        if kwargs.pop("pin_memory", False):
+            return _page_locked(self.__torch_function__(func, types, args, kwargs))
         device = kwargs.get("device")
         like = args[0] if args and isinstance(args[0], OnGpu) else None
         if device is None and not (like is not None and name.startswith("new_")):
             return func(*args, **kwargs)
         if func is torch.as_tensor and like is not None:
             return self._moved(Tensor.to, *args, **kwargs)
-        kwargs.pop("pin_memory", None)
         if like is not None:
             args = (like.of_cpu, *args[1:])
         there = like is not None if device is None else torch.device(device).type == "cuda"
@@ -136,11 +140,16 @@ class _Calls(TorchFunctionMode):
         if device is not None and (device.type == "cuda") != isinstance(one, OnGpu):
             assert not (one.requires_grad and torch.is_grad_enabled()), "no gradient passes between the devices"
             to_host = isinstance(one, OnGpu)
-            WAITS["to"] += to_host or not non_blocking
+            WAITS["to"] += to_host or not non_blocking or (one.nbytes > STAGED_BYTES and not hasattr(one, "is_locked"))
             one = one.of_cpu.clone() if isinstance(one, OnGpu) else OnGpu(one.detach().clone())
             copy = False
         how = {"memory_format": layout} if layout is not None else {}
         return func(one, dtype or one.dtype, copy=copy, **how)
+
+
+def _page_locked(one: Tensor) -> Tensor:
+    one.is_locked = True  # type: ignore[attr-defined]
+    return one
 
 
 class _Event:

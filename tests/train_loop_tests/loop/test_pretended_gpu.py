@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.amp.grad_scaler import GradScaler
 
+import helpers.pretended_gpu
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.distributed import RankMeetings
 from bigbatch.train_loop.errors import TrainingStopped
@@ -83,6 +84,10 @@ def test_it_refuses_what_a_gpu_refuses_and_counts_waits() -> None:
         waits.clear()
         assert (there + 1).sum().item() == 6 and torch.arange(2).to("cuda", non_blocking=True).tolist() == [0, 1]
         assert +waits == {"_local_scalar_dense": 1, "tolist": 1}
+        waits.clear()
+        for large in (torch.ones(1 << 15), torch.ones(1 << 15).pin_memory(), torch.ones(1 << 15, pin_memory=True)):
+            assert large.to("cuda", non_blocking=True).device.type == "cuda"
+        assert +waits == {"to": 1}
 
 
 @pytest.mark.parametrize("name", RATES)
@@ -212,7 +217,9 @@ def test_a_stopped_run_goes_on(name: str, compiled: str, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("name", RATES)
 @pytest.mark.parametrize(
-    "keys", [{}, {"precision": "fp16"}, {"mixup_alpha": 0.2, "clip_grad_norm": 0.5, "ema_decay": 0.9}], ids=len
+    "keys",
+    [{}, {"precision": "fp16"}, {"mixup_alpha": 0.2, "clip_grad_norm": 0.5, "ema_decay": 0.9, "random_erasing": 0.5}],
+    ids=len,
 )
 def test_the_host_waits_for_no_batch(name: str, keys: dict[str, Any], tmp_path: Path, monkeypatch) -> None:
     """In an epoch of 17 steps and 3 batches of validation it waits as often as in one of 9 and 2.
@@ -223,6 +230,7 @@ def test_the_host_waits_for_no_batch(name: str, keys: dict[str, Any], tmp_path: 
         "def wrong(outputs, targets):\n    return (outputs.argmax(1) != targets).float()\n"
     )
     monkeypatch.setattr(RankMeetings, "due", lambda self: False)
+    monkeypatch.setattr(helpers.pretended_gpu, "STAGED_BYTES", 0)
     keys = {"optimizer.name": name, "peak_lr": RATES[name], "precise_bn": "off", **keys}
     keys |= {"global_size": 4, "micro_size": 4, "epochs": 1, "metrics": [f"{tmp_path}/own.py:wrong"]}
     found, source = [], TinySource()

@@ -49,8 +49,8 @@ def mix(
     draws = np.random.default_rng([*position, sampling.MIXING])
     height, width = images.shape[2:]
     if config.augment.random_erasing:
-        chance = config.augment.random_erasing
-        drawn = [draw_rectangle(height, width, draws) if draws.random() < chance else NOWHERE for _ in images]
+        chance, count = config.augment.random_erasing, len(images)
+        drawn = [draw_rectangle(height, width, draws) if draws.random() < chance else NOWHERE for _ in range(count)]
         images = erase(images, drawn)
     alphas = [("mixup", config.mix.mixup_alpha), ("cutmix", config.mix.cutmix_alpha)]
     chosen = [(name, alpha) for name, alpha in alphas if alpha]
@@ -81,8 +81,9 @@ def erase(images: torch.Tensor, rectangles: Sequence[Rectangle]) -> torch.Tensor
 
     All images at once: image by image a batch of 512 would cost a device a thousand operations.
     """
-    bounds = [(u, u + h, x, x + w) for u, x, h, w in rectangles]
-    upper, lower, left, right = torch.tensor(bounds).to(images.device, non_blocking=True)[:, :, None].unbind(1)
+    # Page-locked: with more than 64 KB elsewhere the host may wait for the device before it copies.
+    bounds = torch.tensor([(u, u + h, x, x + w) for u, x, h, w in rectangles], pin_memory=images.is_cuda)
+    upper, lower, left, right = bounds.to(images.device, non_blocking=True)[:, :, None].unbind(1)
     rows, columns = (torch.arange(size, device=images.device) for size in images.shape[2:])
     rest_of_rows, rest_of_columns = (rows < upper) | (rows >= lower), (columns < left) | (columns >= right)
     kept = rest_of_rows[:, None, :, None] | rest_of_columns[:, None, None, :]
