@@ -70,6 +70,8 @@ def _small(config: TrainConfig) -> TrainConfig:
             "model.compile": "off",
             "model.sync_bn": False,
             "data.loader.workers": 0,
+            # A packed set would be decoded as a whole, by this process alone.
+            "data.loader.name": "auto" if is_own(config.data.name) else "ring",
             "data.drop_last": True,
         }
     )

@@ -8,10 +8,12 @@ import torch
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.own_names import own_words
 from bigbatch.train_loop.data.catalogue import look
+from bigbatch.train_loop.data.packed import device_source
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.launch.checks import check_run_model, check_users_code
 from bigbatch.train_loop.launch.command import make_output, make_run_plan
 from bigbatch.train_loop.launch.lr_find import default_range, main
+from helpers.packed_sets import pack_here, write_small_images
 
 OWN = """
 import torch
@@ -141,6 +143,12 @@ def test_components_that_fit_pass(file: Path, keys: dict[str, object]) -> None:
     config = _config(file, **keys)
     assert own_words(config) and not own_words(TrainConfig())
     check_users_code(config)
+
+
+def test_a_packed_set_is_not_decoded_as_a_whole_for_a_few_images(file: Path, tmp_path: Path, monkeypatch) -> None:
+    packed = pack_here(write_small_images(tmp_path / "images"), tmp_path / "packed")
+    monkeypatch.setattr(device_source, "_decode", lambda *_: pytest.fail("it decodes all images"))
+    check_users_code(_config(file, model__name="net", data__name=str(packed)))
 
 
 def _check_all(config: TrainConfig) -> None:
