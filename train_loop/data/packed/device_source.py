@@ -166,10 +166,10 @@ def _decode(source: LoadedSource, shapes: dict[str, tuple[int, ...]], partial: P
             rows = np.arange(shape[0])
             batches = [rows[first : first + BATCH] for first in range(0, len(rows), BATCH)]
             read = source.read_whole(batches, shape[1]) if part == "train" else source.read_val(batches)
-            array = np.lib.format.open_memmap(partial / f"{part}.npy", "w+", np.uint8, shape)
-            for batch, (pixels, _) in zip(batches, read, strict=True):
-                array[batch[0] : batch[-1] + 1] = pixels
-            array.flush()
+            with (partial / f"{part}.npy").open("wb") as file:  # on a full disk a mapped one would kill this process
+                np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+                for _, (pixels, _) in zip(batches, read, strict=True):
+                    file.write(pixels.numpy())
     finally:
         source.close()
 

@@ -22,6 +22,7 @@ from bigbatch.train_loop.data.packed.device_source import DeviceSource, cut_wind
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 from bigbatch.train_loop.host import once_a_node
 from helpers.packed_sets import pack_here
+from helpers.small_disk import mounted
 
 CPU = torch.device("cpu")
 TRAIN, VAL = 20, 6
@@ -171,6 +172,16 @@ def test_what_suits_not_is_decoded_in_each_epoch(sets, tmp_path, monkeypatch):
 
         patch.setattr(once_a_node.fcntl, "flock", flock)
         left(sets["small"], "a file system without locks")
+
+
+def test_a_disk_that_others_fill_meanwhile_is_said(sets: dict[str, Path], monkeypatch) -> None:
+    """As other trials do after this one has looked, or a quota that ``statvfs`` does not know."""
+    notes: list[str] = []
+    monkeypatch.setattr(device_source, "room_missing", lambda folder, size: "")
+    with mounted("size=64k") as folder:
+        monkeypatch.setenv("TMPDIR", str(folder))
+        assert not isinstance(opened(sets["small"], notes), DeviceSource) and list(folder.iterdir()) == []
+    assert ["No space left on device" in note for note in notes] == [True]
 
 
 def test_trials_that_share_a_gpu_share_the_room_for_images(sets: dict[str, Path], monkeypatch) -> None:
