@@ -25,7 +25,7 @@ from bigbatch.train_loop.loop.replayed_step import ReplayedStep
 from bigbatch.train_loop.optim import build_optimizer
 from bigbatch.train_loop.reporter import EpochRecord
 from helpers.loop_references import run
-from helpers.packed_sets import pack_here
+from helpers.packed_sets import pack_here, write_small_images
 from helpers.pretended_gpu import OnGpu, pretended_gpu
 from helpers.recorded_steps import Recorder
 from helpers.tiny_training import CONFIG, StopsAt, TinySource, install
@@ -239,5 +239,22 @@ def test_the_host_waits_for_no_batch(name: str, keys: dict[str, Any], tmp_path: 
         install(monkeypatch.setattr, source=source)
         with pretended_gpu() as waits:
             run(ONE.replace_keys(keys), "cuda")
+            found.append(+waits)
+    assert found[0] == found[1] and found[0]
+
+
+@pytest.mark.parametrize("loader", ["auto", "ring"])
+def test_the_host_waits_for_no_batch_of_packed_images(loader: str, tmp_path: Path, monkeypatch) -> None:
+    """Half of the images make half of the steps."""
+    monkeypatch.setattr(RankMeetings, "due", lambda self: False)
+    monkeypatch.setattr(helpers.pretended_gpu, "STAGED_BYTES", 0)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 10, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    monkeypatch.setattr(assembly, "build_model", lambda *_: copy.deepcopy(network))
+    packed, found = pack_here(write_small_images(tmp_path / "images"), tmp_path / "packed"), []
+    keys = {"data.name": str(packed), "data.loader.name": loader, "data.loader.workers": 0, "batch.global_size": 10}
+    for part in (1.0, 0.5):
+        with pretended_gpu() as waits:
+            run(TrainConfig(epochs=1).replace_keys({**keys, "data.subset": part, "random_erasing": 0.5}), "cuda")
             found.append(+waits)
     assert found[0] == found[1] and found[0]
