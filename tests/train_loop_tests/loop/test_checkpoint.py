@@ -195,6 +195,21 @@ def test_tensors_that_share_memory_share_it_in_the_file(tmp_path: Path) -> None:
     assert loaded and torch.equal(loaded["model"]["head"], weight)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_busy_device_writes_what_it_was_given_before_the_request(device: str, tmp_path: Path) -> None:
+    """It still computes at the request, and changes the weights right after it. The copy's memory is used again."""
+    folder, busy = CheckpointFolder(tmp_path, 60), torch.ones([64 if device == "cpu" else 8192] * 2, device=device)
+    weight = torch.zeros(1 << 20, device=device)
+    for number in (1.0, 2.0, 3.0):
+        for _ in range(8):
+            busy = busy @ busy / len(busy)
+        weight.copy_(busy[0, 0].mul(number).expand_as(weight))
+        folder.save_behind({**content(1), "model": {"whole": weight, "column": weight.view(1024, 1024)[:, 1]}})
+        weight.zero_()
+        loaded = folder.load()
+        assert loaded and all(part.device.type == "cpu" and part.eq(number).all() for part in loaded["model"].values())
+
+
 def test_finished_run_only_gives_its_result_again_and_a_fresh_one_is_not_called_resumed(built, tmp_path):
     first = run(CONFIG, fresh := Resumes(), tmp_path)
     assert fresh.history is None and {record.resumed_from_epoch for record in first.history} == {None}
