@@ -38,7 +38,7 @@ def test_it_trains_what_the_loop_trains_and_keeps_a_folder(config, tmp_path, mon
     assert stored["history"] == [record.to_dict() for record in result.history]
     assert TrainConfig.from_json((tmp_path / "kept" / "config.json").read_text()) == config
     assert "epoch 2/2" in capfd.readouterr().out
-    content = torch.load("kept/checkpoints/latest.pt", map_location="cpu", weights_only=True)  # docs/training.md
+    content = torch.load("kept/checkpoints/latest.pt", weights_only=True)  # docs/training.md
     network = torchvision.models.shufflenet_v2_x0_5(num_classes=len(content["data"]["class_names"]))
     assert not any(network.load_state_dict(content["model"])) and content["data"]["class_names"] == ["dark", "light"]
     again = train(config, folder=tmp_path / "kept", workers=2)

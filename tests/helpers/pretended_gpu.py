@@ -68,7 +68,7 @@ class OnGpu(Tensor):
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.of_cpu.__reduce_ex__(protocol)  # in a file it is the CPU's: all of ours are read to there
+        raise AssertionError("a file would name this GPU, and a machine without it could not load it")
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]

@@ -269,7 +269,8 @@ def _write(latest: Path, previous: Path, content: Content) -> None:
     new_file = replacing(latest, durable=True, one_writer=True, previous=previous)
     # Check twice: torch gives no reason, so look while the disk is still full; and the last flush may fail later.
     with _full_disk_named(folder), new_file as file, _full_disk_named(folder):
-        torch.save({"format": FORMAT, **content}, file)
+        on_host = map_tensors(torch.Tensor.cpu, content)  # so that a machine without this GPU can load the file
+        torch.save({"format": FORMAT, **on_host}, file)
 
 
 @contextlib.contextmanager
