@@ -17,11 +17,11 @@ import torch
 import torch.profiler
 from torch.nn.parallel import DistributedDataParallel
 
-from bigbatch.train_loop.data.source import Step
+from bigbatch.train_loop.data.source import Batch, Step
 from bigbatch.train_loop.loop.assembly import Run
 from bigbatch.train_loop.loop.chronometer import OTHER, PHASES, STEP, StepTimer
 from bigbatch.train_loop.loop.train import take_step
-from bigbatch.train_loop.loop.validation import measure, prepare_batch_norm
+from bigbatch.train_loop.loop.validation import measure, prepare_batch_norm, tunes_shapes
 from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
 
 WARMUP_STEPS = 5
@@ -145,16 +145,22 @@ def _phases(run: Run, timer: StepTimer, batches: Iterator[Step], steps: int) -> 
 
 def _validation_s(run: Run, timer: StepTimer, most: int) -> float:
     """Seconds of a whole validation on this rank: measured, or if it has more than ``most`` batches, estimated from
-    those after the first, which also chooses kernels."""
+    those after the first. On a GPU a first pass chooses kernels, as the first of a run's validations does for all."""
     size = 2 * run.split.micro_size  # as in a run's validation, which keeps nothing for a backward pass
     info, of_all = run.source.info, size * run.world.workers
     count = -(-info.val_size // of_all) - (-info.holdout_size // of_all)
-    run.model.eval()
-    at = [timer.wait()]
-    with torch.no_grad():
+    at: list[float] = []
+
+    def timed() -> Iterator[Batch]:
+        at[:] = [timer.wait()]
         for batch in itertools.islice(run.source.val_batches(size, run.world.rank, run.world.workers), most + 1):
-            measure(run, [batch])
+            yield batch
             at.append(timer.wait())
+
+    run.model.eval()
+    with torch.no_grad():
+        for _ in range(1 + tunes_shapes(run.world.device)):
+            measure(run, timed())
     run.model.train()
     times = [after - before for before, after in itertools.pairwise(at)]
     # Of a few batches the loader reads all while the first one waits.

@@ -24,8 +24,6 @@ def open_use_meter(world: World) -> UseMeter:
 
 PROCESS_STATUS = Path("/proc/self/status")
 PROCESS_PEAK = Path("/proc/self/clear_refs")
-
-
 FORGET_RESIDENT_PEAK = "5"
 """Written to ``/proc/self/clear_refs``, it resets the peak: proc(5)."""
 

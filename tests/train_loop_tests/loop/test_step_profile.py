@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.source import Batch
-from bigbatch.train_loop.loop import chronometer
+from bigbatch.train_loop.loop import chronometer, step_profile, validation
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.chronometer import OTHER, PHASES, STEP
@@ -120,6 +120,22 @@ def test_a_validation_of_a_few_batches_counts_the_wait_for_the_first(slow_run, m
 
     monkeypatch.setattr(run.source, "val_batches", slow_to_begin)
     assert measure_steps(run, 7).val_s == 30 + 2 * (READ_S + FORWARD_S)
+
+
+def test_on_a_gpu_no_validation_but_the_first_chooses_kernels(slow_run, monkeypatch) -> None:
+    """cuDNN tries its algorithms with each new shape. In a run a smaller last batch is filled up: it has one shape."""
+    run, clock = slow_run
+    shapes: set[torch.Size] = set()
+
+    def chooses(model: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        if not model.training and inputs[0].shape not in shapes:
+            shapes.add(inputs[0].shape)
+            clock.now += 30
+
+    run.model.register_forward_pre_hook(chooses)
+    for place in (step_profile, validation):
+        monkeypatch.setattr(place, "tunes_shapes", lambda device: True)
+    assert measure_steps(run, 7).val_s == 2 * (READ_S + FORWARD_S) and len(shapes) == 1
 
 
 def test_communication_is_what_sums_over_workers_add(slow_run, tmp_path, monkeypatch):
