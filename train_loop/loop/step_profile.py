@@ -1,8 +1,8 @@
 """Measure the steps of a run: how long each phase takes, and what an epoch and the whole run would take.
 
-The steps are those of training, at learning rate 0, so that the weights stay as they are. With several workers each
-measured step is followed by one whose gradients stay on their worker. The difference of the two backward passes is the
-communication that the backward pass does not hide, with the wait for the slowest worker.
+The steps are those of training, none of them a replay, at learning rate 0: the weights stay as they are. With several
+workers each measured step is followed by one whose gradients stay on their worker. The difference of the two backward
+passes is the communication that the backward pass does not hide, with the wait for the slowest worker.
 """
 
 from __future__ import annotations
