@@ -1,9 +1,11 @@
 """The loop on a GPU, and the same tests on the CPU, so that they are known to work before a GPU is at hand."""
 
+import copy
 import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from bigbatch.train_loop.optim.noise_scale import GradientNorms
 from helpers.loop_references import run
 from helpers.paths import TRAIN
 from helpers.processes import clean_environment
-from helpers.tiny_training import CONFIG, StopsAt, TinySource, changed, install, plain_model, untimed
+from helpers.tiny_training import CONFIG, StopsAt, TinySource, bn_model, changed, install, plain_model, untimed
 
 PACKAGES = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 """Where a machine with a GPU may have torch and Ray."""
@@ -146,6 +148,34 @@ def trained_steps(config: TrainConfig, world: World, kind: str) -> TrainStep:
         norms.step([], 1.0)
         assert norms.sums[0] > 0, "what was sent is measured"
     return step
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_compiled_network_in_ddp_has_the_gradients_of_the_plain_one(device: str, monkeypatch) -> None:
+    """In a group of one rank. On the CPU without inductor's code generation, which takes minutes."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    if device == "cpu":
+        monkeypatch.setattr(assembly.torch, "compile", partial(torch.compile, backend="aot_eager"))
+    world = World(0, 2, torch.device(device, 0) if device == "cuda" else torch.device(device))
+    plain = nn.Sequential(*list(bn_model().children())[:-2]).to(world.device)  # without dropout
+    model = copy.deepcopy(plain)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        parallel = assembly._parallel(assembly._compiled(model), world, False, False)
+        norms = GradientNorms(world.device, accumulation_steps=1, workers=2)
+        norms.watch(parallel)
+        for size in (16, 5):
+            images = TinySource().train[0][:size].to(world.device)
+            for network in (parallel, plain):
+                network(images).square().mean().backward()
+        norms.step([], 1.0)
+    finally:
+        dist.destroy_process_group()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+    for one, other in zip(model.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert norms.sums[0] > 0, "what was sent is measured"
 
 
 @pytest.mark.gpu
