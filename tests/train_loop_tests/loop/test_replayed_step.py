@@ -377,6 +377,25 @@ def test_a_graph_draws_anew_from_the_seed_of_each_step() -> None:
         replay()
         found.append(drawn.clone())
     assert torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])
+    generator.manual_seed(1)
+    assert torch.equal(torch.rand(8, device=device), found[0]), "as without a graph: replay and step are compared"
+
+
+@pytest.mark.gpu
+def test_a_gpu_drops_out_in_a_replay_what_it_would_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32: another mask would show in the losses."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    install(monkeypatch.setattr, network)
+    any_torch(monkeypatch)
+    replays, replay = [], ReplayedStep._replay
+    monkeypatch.setattr(ReplayedStep, "_replay", lambda self, rate: replays.append(rate) or replay(self, rate))
+    auto, off = Heard(), Heard()
+    for heard, compiled in ((auto, "auto"), (off, "off")):
+        config = ONE.replace_keys({"model.compile": compiled, "precision": "off"})
+        loop.train(config, reporter=heard, device=torch.device("cuda", 0))
+    assert not auto.notes and len(replays) == REPLAYS
+    for ours, theirs in zip(auto.records, off.records, strict=True):
+        assert ours.train_loss == pytest.approx(theirs.train_loss, rel=2e-3)
 
 
 def in_a_thread(config: TrainConfig, reporter: ListReporter, device: torch.device) -> str:
