@@ -193,7 +193,7 @@ def _fresh_step(config: TrainConfig, source: DataSource, world: World) -> TrainS
         model = shard(model, world, bf16_gradients=config.bf16_gradients)
     else:
         model = placed(model, config, device)
-    precision = choose_precision(config.precision, device)
+    precision = max(world.gather(choose_precision(config.precision, device)))  # beside an older kind of GPU: fp16
     return TrainStep(
         config=config,
         device=device,

@@ -16,6 +16,7 @@ from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.sampling import holdout_rows
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.loop import assembly, validation
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.train import NonFiniteLossError, TrainingStopped, train
 from bigbatch.train_loop.reporter import ListReporter, best_record, epoch_line
 from helpers.loop_references import ONE_STEP, STEPS, full_batch_gradient, parameters, rate, run, val_reference
@@ -106,6 +107,15 @@ def test_gradients_that_overflow_at_any_scale_end_the_run(monkeypatch: pytest.Mo
     install(monkeypatch.setattr, broken)
     with pytest.raises(NonFiniteLossError, match=r"at any loss scale.* in epoch \d+ until its step \d+ with learning"):
         run(changed(CONFIG, precision="fp16", epochs=30))
+
+
+def test_ranks_on_two_kinds_of_gpus_all_compute_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise some gradients of a sum would have the loss scale, and others not."""
+    install(monkeypatch.setattr)
+    monkeypatch.setattr(assembly, "choose_precision", lambda choice, device: "bf16")
+    monkeypatch.setattr(World, "gather", lambda self, value: [value, *["fp16"] * (value == "bf16")])
+    newer = assembly.set_up(CONFIG, ListReporter(), CheckpointFolder(None, 0.0), torch.device("cpu"))
+    assert newer.step.precision == "fp16" and newer.scaler.is_enabled()
 
 
 def test_precision_is_that_of_the_forward_pass_and_losses_agree(monkeypatch):
