@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bigbatch.base.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.network import own_address
+from bigbatch.cluster.host.network import interface_variables, own_address
 
 PACKAGES = ("ray", "torch", "torchvision", "optuna", "numpy", "bigbatch")
 NEEDED = ("ray", "torch", "optuna")
@@ -117,10 +117,7 @@ def allreduce(folder: Path, env: Mapping[str, str] | None = None) -> Answer:
     import torch
 
     env = os.environ if env is None else env
-    if env.get("BIGBATCH_INTERFACE"):
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            # Both choose an interface by themselves, and may choose one that reaches no other node.
-            os.environ.setdefault(name, env["BIGBATCH_INTERFACE"])
+    os.environ.update(interface_variables(env))
     backends = ["gloo"] + ["nccl"] * torch.cuda.is_available()
     wrong = ""
     for backend in backends:

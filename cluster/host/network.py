@@ -58,6 +58,13 @@ def _address_of_route() -> str:
         return str(probe.getsockname()[0])
 
 
+def interface_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables that keep gloo and NCCL on the profile's interface, unless the user has set them: both choose one by
+    themselves, and may choose one that reaches no other node."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return {name: env[INTERFACE] for name in names if env.get(INTERFACE) and name not in env}
+
+
 def no_proxy_variables(hosts: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     """Variables that keep connections to ``hosts`` and this machine away from the site's internet proxy."""
     # Programs differ in which of the two spellings they read.

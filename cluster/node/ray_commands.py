@@ -142,6 +142,7 @@ def ray_environment(address: str, token: Path) -> dict[str, str]:
     # With the token a Ray process shows that it is the job's, and demands the same of others.
     token_variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     values = {**inherited, **SETTINGS, **token_variables, "RAY_ADDRESS": address}
+    values |= network.interface_variables(values)
     return {**values, **network.no_proxy_variables([address.rpartition(":")[0]], values)}
 
 

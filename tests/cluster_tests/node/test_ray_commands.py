@@ -41,6 +41,16 @@ def test_workers_are_as_urgent_as_a_strangers_job_on_the_same_cores(tmp_path, mo
     assert env["RAY_worker_niceness"] == "0"
 
 
+def test_workers_sum_over_the_interface_that_the_doctor_has_tried(tmp_path, monkeypatch):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "BIGBATCH_INTERFACE"):
+        monkeypatch.delenv(name, raising=False)
+    assert not [name for name in ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token") if "IFNAME" in name]
+    monkeypatch.setenv("BIGBATCH_INTERFACE", "ib0")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib1")  # the user's own
+    env = ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token")
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("ib0", "ib1")
+
+
 def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_path, monkeypatch):
     """A stand-in for the interpreter writes down the variables that Ray's processes inherit."""
     monkeypatch.setenv("BIGBATCH_NODE_PYTHON", str(program(tmp_path / "python", 'env > "$SEEN"')))
