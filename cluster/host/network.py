@@ -59,8 +59,7 @@ def _address_of_route() -> str:
 
 
 def interface_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Variables that keep gloo and NCCL on the profile's interface, unless the user has set them: both choose one by
-    themselves, and may choose one that reaches no other node."""
+    """Keep gloo and NCCL, which may choose one that reaches no other node, on the profile's interface."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return {name: env[INTERFACE] for name in names if env.get(INTERFACE) and name not in env}
 

@@ -79,7 +79,9 @@ class TrainStep:
     def autocast(self) -> torch.autocast:
         """A context in which layers compute in the run's precision."""
         dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
-        return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "off")
+        # Its cache would keep the cast weights of all of a sharded network's blocks until the forward pass ends.
+        cached = not is_shared_out(self.model)
+        return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "off", cache_enabled=cached)
 
     def gradients(self, images: Nested, targets: Nested, count: int, *, last: bool) -> tuple[torch.Tensor, Nested]:
         """Add a micro-batch's share to the gradients of the global batch's mean loss.

@@ -1,7 +1,7 @@
 """Model sharding by torch's ``fully_shard`` (FSDP2, Zhao et al. 2023, arXiv 2304.11277).
 
 Each worker keeps a part of every weight, with its gradient and its state in the optimizer, as DTensors. The whole
-weights of a block exist only while it computes.
+weights of a block exist only while it computes; autograd keeps autocast's copies of them until the backward pass.
 """
 
 from __future__ import annotations

@@ -12,20 +12,26 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.loop.sharded_state import check_shards
+from bigbatch.train_loop.loop.step import TrainStep
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.sharding import blocks, check_shardable, shard
+from bigbatch.train_loop.optim import build_optimizer
 from bigbatch.train_loop.optim.layerwise import is_dtensor
 from helpers import sharded_training
 from helpers.loop_references import run, val_reference
 from helpers.sharded_training import (
     CPU,
     EMA,
+    INPUTS,
     LARS,
     LISTED,
     OPTIMIZERS,
@@ -34,6 +40,7 @@ from helpers.sharded_training import (
     Listed,
     exact_weights,
     of_images,
+    recomputed,
 )
 from helpers.small_disk import mounted
 from helpers.tiny_training import StopsAt, bn_model, changed, install, outcome, two_ranks
@@ -212,6 +219,33 @@ def test_tensors_of_any_strides_are_sharded(tmp_path: Path) -> None:
     finally:
         torch.distributed.destroy_process_group()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_of_recomputed_blocks_no_cast_weight_is_left_after_the_block(tmp_path: Path) -> None:
+    """What autocast casts is whole, and would take as much memory as the shards of some workers together."""
+    cast: list[StorageWeakRef] = []
+
+    class SeesCasts(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = function(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor) and made.dtype == torch.bfloat16 and made.shape == (INPUTS, INPUTS):
+                cast.append(StorageWeakRef(made.untyped_storage()))
+            return made
+
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        model = shard(recomputed(), World(0, 1, CPU), bf16_gradients=False)
+        optimizer = build_optimizer(model, SHARDED.optimizer)
+        step = TrainStep(
+            SHARDED, CPU, lambda x: x, model, model, optimizer, GradScaler(enabled=False), None, "bf16"
+        )  # fmt: skip
+        with SeesCasts(), step.autocast():
+            outputs = model(torch.ones(4, 3, 8, 8))
+            assert len(cast) >= 3 and all(one.expired() for one in cast)
+        outputs.float().sum().backward()
+        assert all(p.grad is not None for p in model.parameters())
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_the_blocks_are_what_a_network_repeats() -> None:
