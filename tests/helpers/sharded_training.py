@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -17,14 +18,28 @@ from torch.amp.grad_scaler import GradScaler
 
 from bigbatch.train_loop.config import OptimizerConfig, TrainConfig
 from bigbatch.train_loop.distributed import World
+from bigbatch.train_loop.loop.assembly import set_up
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.sharded_state import write_shards
 from bigbatch.train_loop.loop.step import TrainStep
+from bigbatch.train_loop.loop.step_profile import measure_steps
 from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
 from bigbatch.train_loop.model.sharding import blocks, shard
 from bigbatch.train_loop.optim import build_optimizer
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 from helpers.small_disk import fill
-from helpers.tiny_training import CONFIG, FOUND, LeavesOut, StopsAt, be_a_rank, bn_model, changed, outcome, whole_tensor
+from helpers.tiny_training import (
+    CONFIG,
+    FOUND,
+    LeavesOut,
+    StopsAt,
+    be_a_rank,
+    bn_model,
+    changed,
+    install,
+    outcome,
+    whole_tensor,
+)
 
 CPU = torch.device("cpu")
 STEPS, MICRO, INPUTS, CLASSES = 4, 4, 5, 3
@@ -160,9 +175,19 @@ def case_sharded(folder: Path, rank: int) -> dict[str, Any]:
     world.wait()
     if (folder / "full").exists():
         found["full"] = run("full", EMA, reporter=_FillsDisk(folder / "full", rank), every_s=0)
+    found["profiled"] = profiled(changed(SHARDED, precise_bn_images=40))
     unused = changed(FOUND, find_unused_parameters=False, parallel="fsdp2")
     found["unused"] = run("unused", unused, build=_LeavesOutBoth)
     return found
+
+
+def profiled(config: TrainConfig) -> tuple[int, float]:
+    """How many batches for BatchNorm this rank has, and the seconds that all ranks take for them."""
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch.setattr)
+        run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), CPU)
+        own = len(list(run.source.bn_batches(0, 0, run.split.micro_size, 40, run.world.rank, run.world.workers)))
+        return own, measure_steps(run, 1).bn_s
 
 
 class _FillsDisk(ListReporter):

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import StateDict
 
 from bigbatch.train_loop.config import BatchSplit, ConfigError, TrainConfig
 from bigbatch.train_loop.data.catalogue import list_folder, open_data
@@ -212,7 +211,7 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
     progress = run.progress = RunState(**content["progress"])
     run.resumed_from_epoch = progress.epoch
     run.model.load_state_dict(content["model"])
-    _load_optimizer(run.optimizer, content["optimizer"])
+    run.optimizer.load_state_dict(content["optimizer"])
     if content["scaler"]:  # empty if the run began on a device without scaling
         run.scaler.load_state_dict(content["scaler"])
     if run.average:
@@ -321,10 +320,6 @@ def _load(run: Run, *, halved: bool) -> Content | None:
         if other is not None:
             raise other
     return content
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: StateDict) -> None:
-    optimizer.load_state_dict(state)
 
 
 def _check_steps(before: int, now: int) -> None:

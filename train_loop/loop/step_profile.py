@@ -23,6 +23,7 @@ from bigbatch.train_loop.loop.chronometer import OTHER, PHASES, STEP, StepTimer
 from bigbatch.train_loop.loop.train import take_step
 from bigbatch.train_loop.loop.validation import measure, prepare_batch_norm, tunes_shapes
 from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
+from bigbatch.train_loop.model.sharding import whole_weights
 
 WARMUP_STEPS = 5
 """These steps are not measured: they choose and compile kernels, reserve memory and fill the loader's slots."""
@@ -67,8 +68,9 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
     forget_peak(device)
     phases = _phases(run, timer, batches, steps)
     batches.close()
-    val_s, began = _validation_s(run, timer, steps), timer.wait()
-    prepare_batch_norm(run)
+    with whole_weights(run.model):  # as in a run: ranks have different numbers of batches
+        val_s, began = _validation_s(run, timer, steps), timer.wait()
+        prepare_batch_norm(run)
     val_s, bn_s, memory = world.max([val_s, timer.wait() - began, float(peak_bytes(device))])
     validations = sum(map(config.validates, range(1, config.epochs + 1)))
     train_s = run.steps_per_epoch * phases[STEP]

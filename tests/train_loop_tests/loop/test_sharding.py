@@ -168,6 +168,12 @@ def test_without_room_for_the_last_checkpoint_all_ranks_say_so_and_the_one_befor
     assert {one.name for one in (folder / "full").glob("shards-*")} == {one["shards"]["folder"] for one in left}
 
 
+def test_ranks_with_unlike_numbers_of_batches_are_profiled(pair: Pair) -> None:
+    """A pass that gathers a block's weights would wait for the rank that has no batch left."""
+    (one, seconds), (other, the_same) = (rank["profiled"] for rank in pair[1])
+    assert (one, other) == (3, 2) and seconds == the_same > 0
+
+
 def test_an_index_that_would_run_code_is_refused(pair: Pair, tmp_path: Path) -> None:
     content = torch.load(pair[0] / "average" / "latest.pt", weights_only=True)
     check_shards(content, pair[0] / "average")
