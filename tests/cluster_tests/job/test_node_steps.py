@@ -42,10 +42,10 @@ def test_a_step_that_slurm_could_not_launch_is_started_once_more(tmp_path, monke
 
 
 def test_a_step_gets_all_of_its_nodes_gpus_however_the_job_binds_its_tasks(tmp_path, monkeypatch):
-    """``--gpus-per-task=1`` binds each task to one GPU, and a step has one task."""
+    """``--gpu-bind=single:1`` binds each task to one GPU, and a step has one task."""
     stand_in(tmp_path, monkeypatch, srun=f"env > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/env; exec sleep 600")
     for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_TRES_BIND", "SLURM_GPU_BIND"):
-        monkeypatch.setenv(name, "gres/gpu:per_task:1")
+        monkeypatch.setenv(name, "gres/gpu:single:1")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
     steps = node_steps.NodeSteps("7", "7.0", tmp_path)
     steps.prepare()
@@ -53,7 +53,7 @@ def test_a_step_gets_all_of_its_nodes_gpus_however_the_job_binds_its_tasks(tmp_p
     assert processes.wait_until((tmp_path / "env").exists, 60)
     steps.kill("n1")
     given = (tmp_path / "env").read_text()
-    assert "SLURM_GPUS_ON_NODE=4" in given and "per_task" not in given
+    assert "SLURM_GPUS_ON_NODE=4" in given and "single" not in given
 
 
 def test_orders_that_could_not_be_written_are_written_as_soon_as_they_can_be(tmp_path):
