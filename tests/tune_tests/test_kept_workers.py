@@ -1,6 +1,8 @@
 """Processes that train one trial after the other: which of them do, and that a trial shows nothing of those before."""
 
 import gc
+import threading
+import weakref
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +96,32 @@ def test_two_ranks_train_trial_after_trial_and_only_a_failure_or_a_kill_takes_it
     )
     values = {tuple(t.intermediate_values.items()) for t in trials if t.state == good}
     assert len(values) == 1, "the same configuration and seed, in new processes and in used ones"
+
+
+def test_trials_of_a_process_train_in_one_thread_which_keeps_nothing_of_them() -> None:
+    """cuDNN's measurements belong to a thread, and Ray calls from a new one for each trial."""
+
+    class Weights:
+        pass
+
+    left: list[weakref.ref[Weights]] = []
+
+    def fails() -> None:
+        weights = Weights()
+        left.append(weakref.ref(weights))
+        raise SystemExit(3)
+
+    found = list[int]()
+    for _ in range(2):
+        caller = threading.Thread(target=lambda: found.append(ray_worker.in_training_thread(threading.get_ident)))
+        caller.start()
+        caller.join()
+    assert found[0] == found[1] != threading.get_ident()
+    with pytest.raises(SystemExit):
+        ray_worker.in_training_thread(fails)
+    gc.collect()
+    assert [one() for one in left] == [None]
+    assert ray_worker.in_training_thread(threading.get_ident) == found[0], "after an error, too"
 
 
 def test_what_failed_or_ran_code_of_a_users_own_serves_no_other_trial(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,16 @@ import functools
 import gc
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.loading.counts import WORKER_CORES, cores_per_rank
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from bigbatch.train_loop.distributed import World
     from bigbatch.train_loop.loop.oom_retry import Halving
 
+T = TypeVar("T")
 RECORDS = "records"
 """The metric with the epoch records of one report, oldest first (several after a resume)."""
 FAILURE = "failure"
@@ -153,11 +156,41 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
         that all ranks meet is returned, not raised: Ray would start the workers again, with the same result. An
         error that one rank alone may meet is raised, so that the others do not wait for it (``StartsAgain``).
     """
+    return in_training_thread(lambda: _train_here(TrialTask.from_dict(handed)))
+
+
+def in_training_thread(function: Callable[[], T]) -> T:
+    """Call it in the thread that trains each trial of this process. Ray starts another thread for each trial, and what
+    cuDNN has measured of its kernels belongs to a thread: it would be lost, and stay in memory (torch's Conv_v8.cpp).
+    """
+    done: Future[T] = Future()
+    _training_thread().put((function, done))
+    return done.result()
+
+
+@functools.cache
+def _training_thread() -> queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]:
+    calls = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]()
+
+    def serve() -> None:
+        while True:
+            function, done = calls.get()
+            try:
+                done.set_result(function())
+            except BaseException as error:
+                done.set_exception(error)
+            del function, done  # an error would keep the trial's tensors until the next one
+
+    # A daemon, as Ray's: an executor's thread would be waited for when the process must end.
+    threading.Thread(target=serve, name="training", daemon=True).start()
+    return calls
+
+
+def _train_here(task: TrialTask) -> WorkersEnd:
     import ray.train.torch
 
     from bigbatch.train_loop.distributed import World
 
-    task = TrialTask.from_dict(handed)
     context = ray.train.get_context()
     log = _trial_log(task.log_file, context.get_world_rank())
     reporter = _make_reporter(task, context.get_world_rank(), log)
