@@ -75,7 +75,7 @@ def judge_gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> tuple[str, s
     files = len(list(dev.glob("nvidia[0-9]*")))
     visible = env.get("CUDA_VISIBLE_DEVICES")
     seen = files if visible is None else slurm_commands.count_listed_devices(visible)
-    seen = min(seen, files) if files else seen
+    seen = min(seen, files) if files and "MIG-" not in (visible or "") else seen  # parts of a GPU share its file
     if granted not in (None, seen):
         return str(seen), f"{granted} granted, {seen} seen"
     return str(seen), _torch_refuses() if seen and find_spec("torch") else ""

@@ -55,11 +55,11 @@ def local_gpu_count() -> int:
         return 0
     import torch
 
-    # device_count alone is not enough: it also counts GPUs whose driver is too old for this torch.
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if granted and not gpus:
-        raise ConfigError(f"torch must be able to use the {granted} GPU(s) given here; got {why_no_gpu()}. {GPU_FIX}")
-    return gpus
+    why = why_no_gpu()
+    if granted and why:
+        raise ConfigError(f"torch must be able to use the {granted} GPU(s) given here; got {why}. {GPU_FIX}")
+    # Only now: while CUDA is not in use, torch asks NVML, which counts GPUs that this process may not open as well.
+    return 0 if why else torch.cuda.device_count()
 
 
 GPU_FIX = (

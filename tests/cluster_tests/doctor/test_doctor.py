@@ -67,6 +67,8 @@ def test_gpus_are_counted_as_slurm_grants_and_as_a_process_sees_them(tmp_path, m
     assert judged(SLURM_JOB_GPUS="0,1,3", CUDA_VISIBLE_DEVICES="0,1") == ("2", "3 granted, 2 seen")
     assert judged(SLURM_GPUS_ON_NODE="4") == ("4", "")
     assert judged(CUDA_VISIBLE_DEVICES="NoDevFiles") == ("0", "")
+    parts = ",".join(f"MIG-{number}" for number in range(7))
+    assert judged(SLURM_GPUS_ON_NODE="7", CUDA_VISIBLE_DEVICES=parts) == ("7", ""), "parts of one GPU have one file"
     assert probe.judge_gpus({}, dev=tmp_path) == ("4", "")
     one = {"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "1"}
     assert probe.judge_gpus(one, dev=tmp_path / "none") == ("0", "1 granted, 0 seen")

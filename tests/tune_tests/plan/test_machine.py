@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.launch import local_workers
 from bigbatch.tune.plan import checked_plan, fitting
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.fitting import plan_for_cluster
@@ -245,3 +246,20 @@ def test_gpus_that_are_given_and_cannot_be_used_are_refused_in_torchs_words(monk
             assert str(reason.value).partition(".")[0] in str(refusal.value)
             set_here.setenv("CUDA_VISIBLE_DEVICES", "")
             assert local_machine().gpus == 0
+
+
+def test_gpus_are_counted_that_cuda_may_open_not_all_that_nvml_knows(monkeypatch) -> None:
+    """As beside a job whose control group opens one of a node's four: until CUDA is in use, torch asks NVML."""
+    for owner, name, value in (
+        (torch._C, "_cuda_init", lambda: None),
+        (torch._C, "_cuda_getDeviceCount", lambda: 1),
+        (torch.cuda, "_device_count_nvml", lambda: 4),
+        (torch.cuda, "_queued_calls", []),
+        (torch.cuda, "_lazy_seed_tracker", torch.cuda._LazySeedTracker()),
+        (torch.cuda, "_cached_device_count", None),
+        (torch.cuda, "_initialized", False),
+    ):
+        monkeypatch.setattr(owner, name, value)
+    monkeypatch.setattr(local_workers, "accelerator_files", lambda: ["/dev/nvidia0"])
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 4
+    assert local_workers.local_gpu_count() == 1
