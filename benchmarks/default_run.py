@@ -30,20 +30,26 @@ from store import store
 from terminal_picture import COMMAND, record, take
 
 ROOT = Path(__file__).resolve().parent.parent
+LOG_LINES = 30
 sys.path.insert(0, str(ROOT / "src"))
 
 from bigbatch.tune.runs.metrics import EPOCH_PARTS  # noqa: E402
 
 
 def one_run(seed: int, more: list[str]) -> tuple[dict[str, Any], str]:
-    """One search, and what its terminal showed; raises SystemExit with its output if it fails."""
+    """One search, and what its terminal showed. If it fails or is cut: prints the ends of its trials' logs, and raises
+    SystemExit with the end of its output."""
     import pyarrow.parquet as pq
 
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.monotonic()
-        shown = record([sys.executable, *COMMAND[1:-1], folder, "--seed", str(seed), *more]).replace(folder, "runs")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # one that was cut may still write there
+        started, study = time.monotonic(), Path(folder, "first")
+        try:
+            shown = record([sys.executable, *COMMAND[1:-1], folder, "--seed", str(seed), *more]).replace(folder, "runs")
+        except SystemExit:
+            for path in sorted(study.glob("**/trial-*.log")):
+                print(path.name, *path.read_text(errors="replace").splitlines()[-LOG_LINES:], sep="\n", flush=True)
+            raise
         wall_s = time.monotonic() - started
-        study = Path(folder, "first")
         every = pq.read_table(study / "trials.parquet").to_pylist()
         continued = {t["continues"] for t in every}
         trials = [t for t in every if t["confirms"] is None and t["trial"] not in continued]

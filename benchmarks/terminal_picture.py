@@ -11,10 +11,12 @@ trials had ended, with where it comes from. The study lies in a temporary folder
 from __future__ import annotations
 
 import codecs
+import contextlib
 import fcntl
 import json
 import os
 import re
+import signal
 import struct
 import subprocess
 import termios
@@ -56,26 +58,33 @@ line-height: {line_height}px; font-variant-east-asian: full-width; white-space: 
 
 
 def record(command: list[str]) -> str:
-    """All that a terminal of ``COLUMNS`` × ``LINES`` gets from a command. Raises SystemExit where it fails."""
+    """All that a terminal of ``COLUMNS`` × ``LINES`` gets from a command.
+
+    Raises SystemExit with the end of it where the command fails, or SIGTERM asks this process to end.
+    """
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     others = ("RAY_", "SLURM_", "NO_COLOR", "FORCE_COLOR", "COLORTERM", "COLUMNS", "LINES")
     env = {key: value for key, value in os.environ.items() if not key.startswith(others)}
     process = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs, env={**env, "TERM": "xterm-256color"})
     os.close(theirs)
-    decoder, parts = codecs.getincrementaldecoder("utf-8")(), []
-    while True:
-        try:
-            data = os.read(ours, 65536)
-        except OSError:  # Linux: the other end is closed
-            break
-        if not data:
-            break
-        parts.append(decoder.decode(data))
-    os.close(ours)
+    decoder, parts = codecs.getincrementaldecoder("utf-8")(), list[str]()
+
+    def cut(*_: object) -> None:
+        raise SystemExit(f"the search was cut; it showed:\n{''.join(parts)[-3000:]}")
+
+    before = signal.signal(signal.SIGTERM, cut)
+    try:
+        with contextlib.suppress(OSError):  # Linux: the other end is closed
+            while data := os.read(ours, 65536):
+                parts.append(decoder.decode(data))
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        os.close(ours)
     text = "".join(parts)
-    if process.wait():
-        raise SystemExit(f"the search failed with {process.returncode}:\n{text[-3000:]}")
+    if code:
+        raise SystemExit(f"the search failed with {code}:\n{text[-3000:]}")
     return text
 
 

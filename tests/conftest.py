@@ -49,6 +49,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs a CUDA device")
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A run that hangs later, and is killed, prints no failures at its end: those on a GPU are printed at once."""
+    if report.failed and "gpu" in report.keywords:
+        print(f"\n{report.nodeid}\n{report.longreprtext}", flush=True)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _nobody_waits_for_the_disk() -> Iterator[None]:
     """No test cuts the power, and what a killed process has written stays: fsync would take half of a test's time."""

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import default_run
 import gpu
 import gpu_steps
 import pytest
@@ -77,6 +78,31 @@ def test_a_step_that_fails_or_hangs_takes_nothing_from_the_others(tmp_path: Path
     assert gpu.report(said) == 1
     again = run(tmp_path, [one for one in wanted if one.name != "hangs"])
     assert again["before"] == again["after"] == "passed before at this commit" and again["fails"].startswith("failed")
+
+
+def test_what_a_search_that_is_cut_has_shown_and_logged_is_not_lost(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Here it cuts itself, as ``gpu.py`` does with a step that hangs: with SIGTERM."""
+    search = tmp_path / "search.py"
+    search.write_text(
+        "import os, pathlib, signal, sys, threading\n"
+        "logs = pathlib.Path(sys.argv[1], 'first', 'logs')\n"
+        "logs.mkdir(parents=True)\n"
+        "(logs / 'trial-00000.log').write_text('rank 0 ERROR an illegal memory access')\n"
+        "print('Starting Ray ...', flush=True)\n"
+        "threading.Event().wait(1)\n"
+        "os.kill(os.getppid(), signal.SIGTERM)\n"
+    )
+    monkeypatch.setattr(default_run, "COMMAND", ("python", str(search), "runs"))
+    with pytest.raises(SystemExit, match="the search was cut; it showed:\nStarting Ray ..."):
+        default_run.one_run(0, [])
+    assert "trial-00000.log\nrank 0 ERROR an illegal memory access\n" in capsys.readouterr().out
+
+
+def test_no_step_takes_all_the_time(tmp_path: Path) -> None:
+    settings = gpu_steps.Settings("cuda", False, "h200", tmp_path, tmp_path, None, tmp_path, 16)
+    most = {step.name: step.most_minutes for step in gpu_steps.steps(settings)}
+    assert {name for name, minutes in most.items() if minutes > 24} == {"batch_scaling"}, "which keeps what it has"
+    assert most["tests"] + most["train_throughput_resnet18"] + most["optimizer_step"] <= 12
 
 
 def script(*words: object, cwd: Path, timeout_s: float = 600, **env: str) -> subprocess.CompletedProcess[str]:
