@@ -82,14 +82,15 @@ def judge_gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> tuple[str, s
 
 
 def _torch_refuses() -> str:
-    """Why torch can use no GPU here, e.g. because the driver is older than what this torch was built for."""
-    command = [sys.executable, "-c", "import torch; torch.cuda.init()"]
+    """Why torch can use no GPU here, e.g. because it was built for a newer driver, or for newer GPUs."""
+    command = [sys.executable, "-c", "import torch; torch.zeros(1).cuda().add(1).item()"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    last = (done.stderr.strip().splitlines() or [""])[-1]
-    return f"torch can use none: {last.partition('. ')[0]}" if done.returncode else ""
+    said = done.stderr.strip().splitlines() or [""]
+    told = next((line for line in said if "Error: " in line), said[-1])  # CUDA's advice follows it
+    return f"torch can use none: {told.partition('. ')[0]}" if done.returncode else ""
 
 
 def why_unusable(folder: Path) -> str:

@@ -63,7 +63,7 @@ def local_gpu_count() -> int:
 
 
 GPU_FIX = (
-    "Install a torch for this node's driver (pytorch.org/get-started), or set CUDA_VISIBLE_DEVICES= to train on CPUs."
+    "Install a torch for this GPU and driver (pytorch.org/get-started), or set CUDA_VISIBLE_DEVICES= to train on CPUs."
 )
 
 
@@ -75,11 +75,15 @@ def unused_gpus() -> str | None:
 
 
 def why_no_gpu() -> str:
-    """Why torch can use no GPU here, in its own words; empty if it can."""
+    """Why torch can use no GPU here, in its own words where it says so; empty if it can."""
     import torch
 
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
         return re.split(r"\.\s+(?=[A-Z])|\n", str(error).strip())[0].rstrip(".")
+    oldest = min(map(int, re.findall(r"_(\d+)", " ".join(torch.cuda.get_arch_list()))), default=0)
+    major, minor = torch.cuda.get_device_capability(0)
+    if 10 * major + minor < oldest:  # torch only warns, and the first kernel fails
+        return f"the GPU is sm_{major}{minor}, and this torch has code for sm_{oldest} and newer"
     return ""

@@ -74,6 +74,20 @@ def test_gpus_are_counted_as_slurm_grants_and_as_a_process_sees_them(tmp_path, m
     assert probe.judge_gpus(one, dev=tmp_path / "none") == ("0", "1 granted, 0 seen")
 
 
+REFUSES = """
+def zeros(*_):
+    raise RuntimeError("CUDA error: no kernel image is available for execution\\nCompile with TORCH_USE_CUDA_DSA.")
+"""
+
+
+def test_a_gpu_counts_only_if_torch_can_compute_on_it(tmp_path, monkeypatch):
+    """A torch that was not built for this GPU fails at its first kernel. CUDA's advice follows the reason."""
+    (tmp_path / "torch.py").write_text(REFUSES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    reason = "RuntimeError: CUDA error: no kernel image is available for execution"
+    assert probe._torch_refuses() == f"torch can use none: {reason}"
+
+
 def test_a_folder_that_is_not_that_of_the_doctor_or_is_full_is_found(tmp_path, monkeypatch):
     (tmp_path / "mark").write_text("0011")
     env = {"BIGBATCH_NODE_TMP": "/nowhere"}

@@ -248,12 +248,15 @@ def test_gpus_that_are_given_and_cannot_be_used_are_refused_in_torchs_words(monk
             assert local_machine().gpus == 0
 
 
-def test_gpus_are_counted_that_cuda_may_open_not_all_that_nvml_knows(monkeypatch) -> None:
-    """As beside a job whose control group opens one of a node's four: until CUDA is in use, torch asks NVML."""
+@pytest.fixture
+def one_of_four(monkeypatch) -> None:
+    """CUDA may open one H200 of a node's four, as beside a job whose control group closes the others."""
     for owner, name, value in (
         (torch._C, "_cuda_init", lambda: None),
         (torch._C, "_cuda_getDeviceCount", lambda: 1),
+        (torch._C, "_cuda_getArchFlags", lambda: "sm_75 sm_80 sm_90 sm_120 compute_120"),
         (torch.cuda, "_device_count_nvml", lambda: 4),
+        (torch.cuda, "get_device_capability", lambda device: (9, 0)),
         (torch.cuda, "_queued_calls", []),
         (torch.cuda, "_lazy_seed_tracker", torch.cuda._LazySeedTracker()),
         (torch.cuda, "_cached_device_count", None),
@@ -261,5 +264,18 @@ def test_gpus_are_counted_that_cuda_may_open_not_all_that_nvml_knows(monkeypatch
     ):
         monkeypatch.setattr(owner, name, value)
     monkeypatch.setattr(local_workers, "accelerator_files", lambda: ["/dev/nvidia0"])
+
+
+def test_gpus_are_counted_that_cuda_may_open_not_all_that_nvml_knows(one_of_four) -> None:
+    """Until CUDA is in use, torch asks NVML."""
     assert torch.cuda.is_available() and torch.cuda.device_count() == 4
     assert local_workers.local_gpu_count() == 1
+
+
+def test_a_gpu_older_than_any_that_this_torch_was_built_for_is_none(one_of_four, monkeypatch) -> None:
+    """A V100 with the wheels of CUDA 13: torch only warns, and each trial would fail at its first kernel."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    assert local_workers.local_gpu_count() == 0 and "the GPU is sm_70" in str(local_workers.unused_gpus())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ConfigError, match="got the GPU is sm_70, and this torch has code for sm_75 and newer. Install"):
+        local_machine()
