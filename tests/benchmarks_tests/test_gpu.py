@@ -12,6 +12,8 @@ import default_run
 import gpu
 import gpu_steps
 import pytest
+import torch
+import train_throughput
 
 from bigbatch.train_loop.loop.replayed_step import LEAST_TORCH
 from helpers.paths import ROOT
@@ -96,6 +98,25 @@ def test_what_a_search_that_is_cut_has_shown_and_logged_is_not_lost(tmp_path: Pa
     with pytest.raises(SystemExit, match="the search was cut; it showed:\nStarting Ray ..."):
         default_run.one_run(0, [])
     assert "trial-00000.log\nrank 0 ERROR an illegal memory access\n" in capsys.readouterr().out
+
+
+def test_steps_that_are_not_replayed_cost_the_other_arms_nothing(tmp_path: Path, monkeypatch) -> None:
+    def normal_steps(*_: object) -> None:
+        raise train_throughput.NotReplayed
+
+    steps = {"ours": lambda batches, count: None, "ours, replayed": normal_steps, "other": lambda batches, count: None}
+    monkeypatch.setattr(train_throughput, "arms_here", lambda *_: {name: (one, None) for name, one in steps.items()})
+    monkeypatch.setattr(train_throughput, "profile", lambda *_: [])
+    monkeypatch.setattr(train_throughput, "image_folder", lambda *_: Path("digits"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "pretended")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which main sets
+    words = f"--device cuda --replayed --no-real --rounds 2 --output {tmp_path / 'r.json'}".split()
+    monkeypatch.setattr(sys, "argv", ["train_throughput.py", *words])
+    with pytest.raises(SystemExit, match="no step is replayed"):
+        train_throughput.main()
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert set(result["synthetic"]["images_per_s"]) == {"ours", "other"}
 
 
 def test_no_step_takes_all_the_time(tmp_path: Path) -> None:
