@@ -88,6 +88,11 @@ def test_a_gpu_counts_only_if_torch_can_compute_on_it(tmp_path, monkeypatch):
     assert probe._torch_refuses() == f"torch can use none: {reason}"
 
 
+@pytest.mark.gpu
+def test_a_gpu_on_which_torch_computes_is_in_order():
+    assert probe._torch_refuses() == ""
+
+
 def test_a_folder_that_is_not_that_of_the_doctor_or_is_full_is_found(tmp_path, monkeypatch):
     (tmp_path / "mark").write_text("0011")
     env = {"BIGBATCH_NODE_TMP": "/nowhere"}

@@ -3,6 +3,7 @@
 import importlib
 import math
 import sys
+import time
 
 import pytest
 
@@ -50,3 +51,19 @@ def test_trials_that_share_a_gpu_count_its_energy_once() -> None:
     used = [meter.take() for meter in meters]
     assert sum(use.gpu_energy_j for use in used) == pytest.approx(4.5)
     assert {use.gpu_utilization for use in used} == {0.9}, "of the whole GPU"
+
+
+@pytest.mark.gpu
+def test_the_gpu_that_torch_names_uses_energy_while_it_computes() -> None:
+    pytest.importorskip("pynvml")
+    import torch
+
+    gpu = open_gpu_counters(str(torch.cuda.get_device_properties(0).uuid))
+    if "MIG" in torch.cuda.get_device_name(0):
+        assert gpu is None, "a part of a GPU has no counter of its own"
+        return
+    assert gpu is not None and 0 <= gpu.utilization() <= 1
+    image, until = torch.rand(4096, 4096, device="cuda"), time.monotonic() + 20
+    while not gpu.joules() > 1 and time.monotonic() < until:
+        (image @ image).sum().item()
+    assert 1 < gpu.joules() < 20_000

@@ -1,6 +1,9 @@
 """How nodes are cut into workers: against packing worked out anew here, over random clusters."""
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,8 @@ from bigbatch.tune.plan.fitting import plan_for_cluster
 from bigbatch.tune.plan.machine import AT_MOST, Machine, Node, local_machine, share_out
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
+from helpers.paths import ROOT
+from helpers.processes import clean_environment
 from helpers.refusals import refusal
 
 GIB = 2**30
@@ -279,3 +284,22 @@ def test_a_gpu_older_than_any_that_this_torch_was_built_for_is_none(one_of_four,
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(ConfigError, match="got the GPU is sm_70, and this torch has code for sm_75 and newer. Install"):
         local_machine()
+
+
+@pytest.mark.gpu
+def test_who_plans_a_search_makes_no_context_on_a_gpu() -> None:
+    """It would take memory from the trials as long as the search runs, and in exclusive mode the whole GPU."""
+    code = "\n".join(
+        (
+            "from bigbatch.tune.plan.machine import local_machine",
+            "import torch",
+            "machine = local_machine()",
+            "print(machine.gpus, machine.device_memory_bytes > 0, torch._C._cuda_hasPrimaryContext(0))",
+        )
+    )
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**clean_environment(), "PYTHONPATH": path}, capture_output=True, text=True,
+        timeout=200,
+    )  # fmt: skip
+    assert done.stdout.split() == [str(torch.cuda.device_count()), "True", "False"], done.stderr
