@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from bigbatch.base.waits import JOINED_GRACE_S, WAIT_IN_JOB_S
 from bigbatch.train_loop.config import ConfigError
@@ -66,13 +66,13 @@ class Capacity:
         """The resources of each worker of a trial that starts now."""
         return dict(self._last.worker_resources)
 
-    def room(self, live: Iterable[int]) -> bool:
-        """Whether another trial may run beside the trials with the numbers ``live``. If those have other resources,
-        from before nodes came or went, Ray may let the new trial wait."""
+    def room(self, held: Collection[float]) -> bool:
+        """Whether another trial may run beside those that have ``held`` so many devices each. If nodes came or went
+        meanwhile, Ray may let it wait."""
         self._look()
-        if self._share is None:
+        if self._share is None or len(held) >= self._share.concurrency:
             return False
-        return len(list(live)) < self._share.concurrency
+        return not self._gpus or sum(held) + self._share.devices <= self._machine().gpus + 1e-6
 
     def holds(self, bundle: Mapping[str, float], without: Collection[str] = ()) -> bool:
         """Whether a trial whose workers get ``bundle`` fits on the idle cluster, ``without`` some of its nodes."""

@@ -24,7 +24,7 @@ from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.launch.worker_lines import NOTES
 from bigbatch.train_loop.loop.oom_retry import Halving, config_after_oom
 from bigbatch.tune.models.protocol import TrialDecision
-from bigbatch.tune.runs.run import HALVINGS_ATTR
+from bigbatch.tune.runs.run import HALVINGS_ATTR, devices_of
 from bigbatch.tune.trials.live_trial import LiveTrial, Over
 from bigbatch.tune.trials.trial_manager import TrialManager
 
@@ -33,7 +33,7 @@ class OptunaBridge(TrialManager, Searcher):
     """A manager that Ray Tune calls as its ``Searcher``.
 
     Args:
-        room: whether another trial fits beside the trials with the given numbers.
+        room: whether another trial fits beside trials that hold so many devices each.
         make_task: what the processes of trial number n are handed, with its configuration.
 
     All others are those of ``TrialManager``.
@@ -42,7 +42,7 @@ class OptunaBridge(TrialManager, Searcher):
     def __init__(
         self,
         *arguments: Any,
-        room: Callable[[list[int]], bool],
+        room: Callable[[list[float]], bool],
         make_task: Callable[[int, TrainConfig], TrialTask],
         **more: Any,
     ) -> None:
@@ -56,7 +56,7 @@ class OptunaBridge(TrialManager, Searcher):
     def suggest(self, trial_id: str) -> dict[str, object] | str | None:
         """The next trial for Tune; None while no trial fits or none is due; FINISHED when no more are needed."""
         try:
-            live = self.next_trial(trial_id, lambda: self._room([live.number for live in self._live.values()]))
+            live = self.next_trial(trial_id, lambda: self._room([devices_of(live) for live in self._live.values()]))
         except Over:
             return Searcher.FINISHED
         return None if live is None else self._task(trial_id, live)

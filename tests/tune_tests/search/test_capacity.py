@@ -46,18 +46,27 @@ def look_each_time(monkeypatch):
     monkeypatch.setattr(capacity, "JOINED_GRACE_S", 0.0)
 
 
-def start_all(limit: Capacity, live: list[int]) -> None:
-    """Start trials until there is no room, as the bridge does."""
-    number = max(live, default=-1) + 1
+def start_all(limit: Capacity, live: list[float]) -> None:
+    """Start trials of one device each until there is no room, as the bridge does."""
     while limit.room(live):
-        live.append(number)
-        number += 1
+        live.append(1.0)
+
+
+def test_a_trial_on_a_part_of_a_gpu_begins_once_that_part_is_free():
+    """With ``auto`` the number rises while others still have whole GPUs. Ray would let it wait, and its hours count."""
+    machine = Machine((Node(16, 2, 64 * GIB),))
+    limit = Capacity(share_out(machine, 1, 100), 100, gpus=True, machine=machine)
+    assert limit.room([1.0]) and not limit.room([1.0, 1.0])
+    assert limit.share_gpus(2).concurrency == 4
+    assert limit.room([1.0, 0.5]) and not limit.room([1.0, 0.5, 0.5]) and limit.room([0.5, 0.5, 0.5])
+    limit.share_gpus(3)
+    assert limit.room([1 / 3] * 5) and not limit.room([1 / 3] * 6) and not limit.room([0.5, 0.5, 1.0])
 
 
 def test_more_trials_run_when_nodes_join_and_fewer_when_they_go():
     nodes = Nodes(Node(4, 2, 64 * GIB))
     said: list[str] = []
-    live: list[int] = []
+    live: list[float] = []
     share = share_out(Machine(tuple(nodes().values())), 1, 100)
     limit = Capacity(share, 100, gpus=True, nodes=nodes, say=said.append)
     start_all(limit, live)
@@ -202,7 +211,7 @@ def test_a_node_that_is_given_up_holds_no_trial():
     assert limit.holds({"CPU": 8.0}) and not limit.holds({"CPU": 8.0}, [broken])
     assert limit.bundle == {"CPU": 4.0}
     limit.give_up(broken)
-    assert limit.count == 1 and limit.room([]) and not limit.room([0, 1])
+    assert limit.count == 1 and limit.room([]) and not limit.room([1.0, 1.0])
 
 
 class Bridge:
