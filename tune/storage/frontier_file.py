@@ -84,10 +84,10 @@ def write_frontier(frontier: Frontier, folder: Path) -> None:
 def config_file(value: object) -> str:
     """Path of a value's configuration in the study's folder, e.g. ``frontier/8192.json``.
 
-    A value that cannot be a file's name gets a part of its hash: ``a/b`` and ``a:b`` are two files.
+    A value that cannot be a visible file's name gets a part of its hash: ``a/b`` and ``a:b`` are two files.
     """
     text = str(value)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", text)
+    name = re.sub(r"[^A-Za-z0-9._-]+|^(\.+|$)", "_", text)[:200]
     if name != text:
         name += f"-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
     return f"{FRONTIER_FOLDER}/{name}.json"

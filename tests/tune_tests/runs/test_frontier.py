@@ -219,6 +219,7 @@ def test_the_findings_follow_the_answer(tmp_path):
 
 def test_each_value_has_a_file_of_its_own():
     assert config_file(8192) == "frontier/8192.json" and config_file("resnet50") == "frontier/resnet50.json"
-    names = [config_file(value) for value in ("a/b", "a:b", "a_b", "../x", "ä")]
+    names = [config_file(value) for value in ("a/b", "a:b", "a_b", "../x", "ä", "..", ".", "", "x" * 300)]
     assert len(set(names)) == len(names)
     assert all(Path(name).parent == Path("frontier") and name.isascii() for name in names)
+    assert all(Path(name).name[0] != "." and len(Path(name).name) < 256 for name in names)
