@@ -57,8 +57,9 @@ def confirmation_in_words(
     if why == ENDED_BEFORE:  # the study knows what it was to confirm
         runs = f" {counted_noun(missing[0], 'run')} (about {short_number(missing[1])} {hours})" if missing[0] else ""
         return f"Not confirmed with fresh seeds: {why}{runs}: {command}"
-    one = json_values.number_or_none(words.own, "gpu_hours")
-    cost = f"; {USUAL_SEEDS} fresh seeds would train for about {short_number(USUAL_SEEDS * one)} {hours}" if one else ""
+    one = sum(json_values.number_or_none(row, "gpu_hours") or 0.0 for row in words.done)  # 1x3: of each value
+    seeds_of = f"{USUAL_SEEDS} fresh seeds" + (f" of each {words.word}" if len(words.done) > 1 else "")
+    cost = f"; {seeds_of} would train for about {short_number(USUAL_SEEDS * one)} {hours}" if one else ""
     return f"Not confirmed with fresh seeds: {why}{cost}: {command} --confirm 1x{USUAL_SEEDS}"
 
 
@@ -78,14 +79,15 @@ def _why_not(words: AnswerWords, description: Mapping[str, object], ended_early:
 def confirm_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     """The plan's line about confirmations; none in a search without a single metric to confirm."""
     rule, frontier = plan.confirm, plan.frontier
+    values = len(frontier.values) if frontier else 1
+    of_each = f" of each {name_in_words(frontier.name)}" if frontier and values > 1 else ""
     if not plan.objectives.one_metric:
         return []
     if not rule.best or (rule.affordable and not plan.open_ended and plan.trials < LEAST_TRIALS):
         # A resumed study has "none" of another metric, whether that was asked for or not.
         why = "--confirm none" if plan.objectives.first.metric.is_proportion else "only accuracies are by default"
         why = f"fewer than {LEAST_TRIALS} trials" if rule.best else why
-        return [("confirm", f"nothing ({why}); --confirm 1x3 trains the best again with three fresh seeds")]
-    values = len(frontier.values) if frontier else 1
+        return [("confirm", f"nothing ({why}); --confirm 1x3 trains the best{of_each} again with three fresh seeds")]
     seeds = f"with {counted_noun(rule.seeds, 'fresh seed')}"
     has_budget = plan.budget_gpu_hours is not None or plan.time_budget_s is not None
     if rule.affordable:
@@ -93,7 +95,6 @@ def confirm_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         whole = "budget" if has_budget else f"search's time (at least {AFFORDABLE_WORKER_S / 60:.0f} worker minutes)"
         return [("confirm", f"{which} {seeds}, as far as a fifth of the {whole} allows")]
     best = "the best trial" if rule.best == 1 else f"the {rule.best} best trials"
-    which = f"{best} of each {name_in_words(frontier.name)}" if frontier and values > 1 else best
     runs = counted_noun(rule.best * values * rule.seeds, "run")
     kept = "; the budget keeps room for them" if has_budget else ""
-    return [("confirm", f"{which} {seeds} (at most {runs}){kept}")]
+    return [("confirm", f"{best}{of_each} {seeds} (at most {runs}){kept}")]
