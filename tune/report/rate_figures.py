@@ -132,19 +132,20 @@ def _rate_by_batch(study: RecordedStudy, optimizer: str) -> ReportFigure:
     if law is not None:
         laws.insert(0, (f"this study: {law.factor:.2g} · B^{law.exponent:.2f}", law.rate))
     colours, dashes = (BLUE, TEAL, PURPLE)[law is None :], ("solid", "dash", "dashdot")[law is None :]
+    shown = [*map(comparable_rate, having), *(rule(batch) for _, rule in laws for batch in batches)]
     for (label, rule), colour, dash in zip(laws, colours, dashes, strict=False):
         data.append(
             {
-                "type": "scatter", "mode": "lines", "name": plotly_text(label), "x": batches,
+                "type": "scatter", "mode": "lines" if len(batches) > 1 else "markers", "x": batches,
                 "y": [rule(batch) for batch in batches], "line": {"color": colour, "dash": dash, "width": 2},
-                "hovertemplate": "%{y:.3g}<extra></extra>",
+                "name": plotly_text(label), "hovertemplate": "%{y:.3g}<extra></extra>",
             }
         )  # fmt: skip
     metric = study.objectives.first.metric
     axes = layout(
         height=460,
         xaxis=log_axis("global batch (images)", batches, batches),
-        yaxis=log_axis("comparable peak learning rate", map(comparable_rate, having)),
+        yaxis=log_axis("comparable peak learning rate", shown),
         coloraxis={"reversescale": study.objectives.first.direction == "minimize",
                    "colorbar": {"title": {"text": plotly_text(metric.short)}}},
     )  # fmt: skip

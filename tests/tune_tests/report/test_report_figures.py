@@ -26,7 +26,7 @@ from bigbatch.tune.report.figure import (
 )
 from bigbatch.tune.report.figures import all_figures, frontier, parameter_importance
 from bigbatch.tune.report.markup import FigureBook, joined
-from bigbatch.tune.report.rate_figures import fitted_law
+from bigbatch.tune.report.rate_figures import fitted_law, rate_figures
 from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
 from bigbatch.tune.report.sections import OUTSIDE, asked_part, hours_by_outcome
 from bigbatch.tune.storage.summary import StudySummary
@@ -100,6 +100,19 @@ def test_the_fitted_law_is_found_again() -> None:
     assert law.exponent == pytest.approx(0.7, abs=1e-9) and law.factor == pytest.approx(0.03, rel=1e-9)
     assert law.error == pytest.approx(0.0, abs=1e-6)
     assert fitted_law(points_of(trials), "sgd") is None
+
+
+@pytest.mark.parametrize("batches", [(128,), (128, 256)])
+def test_a_published_law_far_from_the_study_is_seen(batches: tuple[int, ...]) -> None:
+    optimizer = {"name": "lars", "peak_lr": 1e-3, "momentum": 0.9, "trust_coefficient": 0.001}
+    trials = [
+        trial_of(i, 0.9, {"epochs": 2, "optimizer": optimizer, "batch": {"global_size": batch}})
+        for i, batch in enumerate(batches)
+    ]
+    (figure,) = rate_figures(points_of(trials))
+    law, (low, high) = figure.data[-1], figure.layout["yaxis"]["range"]  # type: ignore[index]
+    assert law["name"].startswith("MLPerf") and all(low < math.log10(rate) < high for rate in law["y"])
+    assert ("markers" in law["mode"]) == (len(batches) == 1)  # a line through one point is nothing
 
 
 def test_the_parameter_that_decides_is_the_most_important_one() -> None:
