@@ -110,7 +110,9 @@ def test_a_published_law_far_from_the_study_is_seen(batches: tuple[int, ...]) ->
         for i, batch in enumerate(batches)
     ]
     (figure,) = rate_figures(points_of(trials))
-    law, (low, high) = figure.data[-1], figure.layout["yaxis"]["range"]  # type: ignore[index]
+    layout: Any = figure.layout
+    law: Any = figure.data[-1]
+    low, high = layout["yaxis"]["range"]
     assert law["name"].startswith("MLPerf") and all(low < math.log10(rate) < high for rate in law["y"])
     assert ("markers" in law["mode"]) == (len(batches) == 1)  # a line through one point is nothing
 
