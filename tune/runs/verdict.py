@@ -90,8 +90,9 @@ def verdict_on(
         gpu_hours: what the ledger says of the trial.
         returned: whether the training has ended by itself, perhaps before its last epoch.
     """
-    if failure := failure_of_epoch(objectives.first, records[-1]):
-        return Verdict(TrialState.FAIL, failure[0], failure=failure[1])
+    for objective in objectives.each:
+        if failure := failure_of_epoch(objective, records[-1]):
+            return Verdict(TrialState.FAIL, failure[0], failure=failure[1])
     because = feasible.why_infeasible(constraints, records, gpu_hours)
     if because is not None:
         return Verdict(TrialState.PRUNED, because)

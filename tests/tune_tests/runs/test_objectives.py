@@ -166,6 +166,15 @@ def test_a_metric_of_the_users_own_is_an_objective_with_its_direction():
     assert goal.is_reached(record) and read_objectives("study.json", goal.text, Reported(10, None)).first == goal
 
 
+def test_a_trial_diverges_by_any_of_several_objectives_but_not_by_a_cost():
+    record = {"epoch": 1, "val_loss": 1.0, "val_top1": 0.5, "metrics": {"val_miou": None}}
+    ended = verdict_on([record], epochs=9, objectives=read_objectives("x", "val_top1:max,val_miou:max", OWN))
+    assert ended is not None and ended.failure == FailureKind.DIVERGED
+    assert (
+        verdict_on([record], epochs=9, objectives=read_objectives("x", "val_top1,memory_bytes,gpu_hours", OWN)) is None
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
