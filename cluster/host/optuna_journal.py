@@ -40,7 +40,6 @@ FACTS = STATES | {_USER_ATTR}
 EVERYTHING = FACTS | {_PARAM, _VALUE, _SYSTEM_ATTR}
 _CODE = re.compile(rb'\{"op_code":\s*(\d+)\b')
 _REFUSED = f'"{REFUSED_ATTR}"'.encode()
-_MAXIMIZE = 2
 
 
 class State(enum.IntEnum):
@@ -128,8 +127,6 @@ class StoredStudy(Generic[Trial]):
 
     trials: list[Trial]
     """In the order of their numbers."""
-    maximize: bool = True
-    """Whether a larger value of the first objective is better."""
     cut_at: int | None = None
     """The damaged line at which reading ended. None: at most the end of the last line is missing."""
 
@@ -174,7 +171,6 @@ class _Replay(Generic[Trial]):
         self._trials: list[tuple[int, Trial]] = []
         self._count: dict[int, int] = {}
         self._made = 0
-        self._maximize = True
 
     @property
     def found(self) -> bool:
@@ -184,7 +180,7 @@ class _Replay(Generic[Trial]):
     def study(self, cut_at: int | None) -> StoredStudy[Trial]:
         """What was replayed so far."""
         trials = [trial for of, trial in self._trials if self._studies.get(of) == self._name]
-        return StoredStudy(trials, self._maximize, cut_at)
+        return StoredStudy(trials, cut_at)
 
     def take(self, entry: object) -> None:
         """Replay one entry, if it is a JSON object. Raises ValueError for an unknown state."""
@@ -210,9 +206,6 @@ class _Replay(Generic[Trial]):
             return
         self._studies[self._made] = name
         self._made += 1
-        directions = entry.get("directions")
-        if name == self._name and isinstance(directions, list) and directions:
-            self._maximize = directions[0] == _MAXIMIZE
 
     def _create_trial(self, entry: dict[str, object]) -> None:
         study = json_values.whole_number(entry, "study_id", -1)

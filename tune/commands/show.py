@@ -213,7 +213,7 @@ def _best_trial(found: StudySummary) -> Run | None:
     """The trial of best.json that somebody may train: the answer's; None where there is no usable answer."""
     values = found.answer
     answer = json_values.mapping(values, "answer").get("trial")
-    other = None if values.get(USABLE) is False or answer is not None else found.study.best
+    other = None if values.get(USABLE) is False or answer is not None else found.best_trial
     return next((trial for trial in found.study.trials if trial.number == answer), other)
 
 

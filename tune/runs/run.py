@@ -206,10 +206,9 @@ class Run(StoredTrial):
 
 @dataclass
 class Runs:
-    """The trials of a study, and whether a larger value is better."""
+    """The trials of a study."""
 
     trials: list[Run] = field(default_factory=list)
-    maximize: bool = True
 
     @property
     def ended(self) -> int:
@@ -220,18 +219,6 @@ class Runs:
     def begun(self) -> list[Run]:
         """The trials that have begun, without those that were refused."""
         return begun(self.trials)
-
-    @property
-    def best(self) -> Run | None:
-        """The complete trial with the best value, the earliest of equal ones. None if none is complete."""
-        sign = 1.0 if self.maximize else -1.0
-        done = [t for t in search_trials(self.trials) if t.state == State.COMPLETE and t.value is not None]
-        return max(done, key=lambda t: (sign * (t.value or 0.0), -t.number), default=None)
-
-    @property
-    def best_value(self) -> float | None:
-        """Of the best trial."""
-        return self.best.value if self.best else None
 
 
 def begun(trials: Iterable[OneTrial]) -> list[OneTrial]:

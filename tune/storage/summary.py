@@ -27,7 +27,8 @@ from bigbatch.cluster.host.optuna_journal import EVERYTHING, FACTS, JOURNAL_NAME
 from bigbatch.train_loop.config import ConfigError, Options, config_keys
 from bigbatch.tune.budget.ledger import ledger_files, read_session
 from bigbatch.tune.runs.metrics import COSTS, MAPS
-from bigbatch.tune.runs.run import EPOCH_ATTR, Kind, Run, Runs, of_kind
+from bigbatch.tune.runs.objectives import Objectives, objectives_of
+from bigbatch.tune.runs.run import EPOCH_ATTR, Kind, Run, Runs, of_kind, search_trials
 from bigbatch.tune.storage.description import STUDY_FILE, Description, read_description
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE
 
@@ -75,6 +76,15 @@ class StudySummary:
     def answer(self) -> Mapping[str, object]:
         """The content of frontier.json; empty without one."""
         return read_json(self.folder / FRONTIER_FILE)
+
+    @property
+    def best_trial(self) -> Run | None:
+        """The complete trial that is best in the first objective; of equal ones the next one decides."""
+        try:
+            objectives = objectives_of(self.description)
+        except ConfigError:  # a later version may know more metrics
+            objectives = Objectives()
+        return objectives.best(search_trials(self.study.trials))
 
     @property
     def planned(self) -> int | None:
@@ -213,7 +223,7 @@ def _read_trials(summary: StudySummary, details: bool) -> None:
         summary.problem = f"The journal cannot be read ({type(error).__name__}: {text}); only the tables can be."
     noted = read_json(summary.folder / PROGRESS_NAME) if stored is None else {}
     if stored is not None:
-        summary.study = Runs(stored.trials, stored.maximize)
+        summary.study = Runs(stored.trials)
         if stored.cut_at is not None:
             summary.problem = f"The journal is damaged at line {stored.cut_at}; only what comes before can be read."
         elif lost := sum(number >= len(stored.trials) for number in tabled):
@@ -223,7 +233,8 @@ def _read_trials(summary: StudySummary, details: bool) -> None:
         if (summary.folder / JOURNAL_NAME).exists() and not summary.problem and summary.study.trials:
             summary.problem = f"The journal has no trial of {summary.name!r}; only the tables have them."
     if summary.study.trials:
-        summary.ended, summary.best = summary.study.ended, summary.study.best_value
+        best = summary.best_trial
+        summary.ended, summary.best = summary.study.ended, best.value if best else None
     elif noted:
         summary.ended = json_values.whole_number(noted, "finished")
         summary.best = json_values.number_or_none(noted, "best")

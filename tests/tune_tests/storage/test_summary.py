@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.optuna_journal import FACTS, read_journal
+from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.budget.ledger import Ledger
 from bigbatch.tune.commands.show import show_main
 from bigbatch.tune.commands.studies import studies_main
@@ -46,10 +47,10 @@ def test_the_journal_says_the_same_as_optuna(tmp_path):
         assert {name: json_to_distribution(text) for name, text in one.distributions.items()} == other.distributions
         assert one.epochs == (last := max(other.intermediate_values, default=0))
         assert one.last_of("val_top1") == other.intermediate_values.get(last)
-    assert (best := (runs := Runs(found.trials, found.maximize)).best) and best.number == store.study.best_trial.number
+    assert (best := summarize(store.folder).best_trial) and best.number == store.study.best_trial.number
     brief = read_journal(store.folder, "s", Run, FACTS)
     assert brief is not None and [t.state for t in brief.trials] == [t.state for t in found.trials]
-    assert Runs(brief.trials).ended == runs.ended == 10 - 1, "the failed trial 2 is tried again"
+    assert Runs(brief.trials).ended == Runs(found.trials).ended == 10 - 1, "the failed trial 2 is tried again"
     store.close()
 
 
@@ -228,6 +229,20 @@ def test_a_study_in_a_database_is_shown_from_its_tables(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "3/8: 1 ran to their end, 1 stopped or paused, 1 failed" in out and "--storage URL" in out
     assert studies_main(["--output", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("place", ["journal", "database"])
+def test_the_best_is_the_smallest_to_minimise_and_of_equal_ones_the_next_objective_decides(tmp_path, place):
+    url = f"sqlite:///{tmp_path / 'd.db'}" if place == "database" else None
+    store = StudyStore.create(tmp_path / "s", "s", {"objective": "val_loss:min,images_per_s:max"}, url)
+    for values in ((0.4, 1.0), (0.4, 2.0), (0.9, 3.0)):
+        trial = store.study.ask()
+        trial.set_user_attr("config", TrainConfig().to_dict())
+        store.study.tell(trial, list(values))
+    store.refresh(force=True)
+    store.close()
+    found = summarize(tmp_path / "s")
+    assert found.best == 0.4 and found.best_trial is not None and found.best_trial.number == 1
 
 
 def test_neither_ray_nor_torch_nor_optuna_is_loaded(tmp_path):
