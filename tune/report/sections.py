@@ -141,7 +141,7 @@ def course_part(study: RecordedStudy, book: FigureBook) -> list[Markup]:
     )
     rows = [
         [run.number, study.objectives.first.worth(run.value),
-         *([_text(run.params.get(name)) for name in names] if own else _settings(run)), run.epochs]
+         *([_text(run.params.get(name, "–")) for name in names] if own else _settings(run)), run.epochs]
         for run in shown
     ]  # fmt: skip
     titles = ["trial", study.objectives.first.metric.short, *names, "epochs"]
@@ -154,7 +154,7 @@ def _settings(run: Run) -> list[str]:
 
 
 def _text(value: object) -> str:
-    return number_text(value) if isinstance(value, float) else "–" if value is None else str(value)
+    return number_text(value) if isinstance(value, float) else str(value)
 
 
 def space_part(study: RecordedStudy, book: FigureBook) -> list[Markup]:

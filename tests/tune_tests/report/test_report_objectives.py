@@ -89,6 +89,7 @@ def test_a_part_that_edited_files_break_says_so_and_the_others_are_there(tmp_pat
 
 
 LR = optuna.distributions.FloatDistribution(0.1, 1.0)
+LAYER = optuna.distributions.CategoricalDistribution([None, "a/b"])
 
 
 def finished_trial(number: int) -> optuna.trial.FrozenTrial:
@@ -98,7 +99,10 @@ def finished_trial(number: int) -> optuna.trial.FrozenTrial:
     config = {"schema_version": 2, "epochs": 2, "seed": 0, "trainable": trainable}
     records = [{"epoch": e, "epochs": 2, "train_s": 1.0, "metrics": {"score": lr * e}} for e in (1, 2)]
     attrs = {f"epoch/{record['epoch']:05d}": record for record in records}
-    return made({"lr": lr}, {"lr": LR}, {1: lr, 2: 2 * lr}, config=config, **attrs)
+    layer = {"layer": None} if number == 8 else {}
+    return made(
+        {"lr": lr, **layer}, {"lr": LR, **dict.fromkeys(layer, LAYER)}, {1: lr, 2: 2 * lr}, config=config, **attrs
+    )
 
 
 @pytest.fixture
@@ -120,7 +124,7 @@ def test_show_has_the_functions_parameters_and_says_what_to_do_with_the_best(
     said = capsys.readouterr().out
     assert "trainable  /a/my.py:train" in said
     assert "The best is trial 8: score 1.8 on the examples that chose it" in said
-    assert said.endswith("\n  --trials 1 --max-epochs 30 --study OTHER --set lr=0.9\n")
+    assert said.endswith("\n  --trials 1 --max-epochs 30 --study OTHER --set lr=0.9 layer=null\n")
     assert "bigbatch train" not in said and "images" not in said
 
 
@@ -130,5 +134,7 @@ def test_the_report_shows_the_config_to_copy_and_no_settings_of_our_own_loop(stu
     text = page.partition("<body")[2].partition("<script")[0]
     assert html.escape(json.dumps({"lr": 0.9}, indent=2)) in text
     assert "/a/my.py:train" in text
+    # The best one chose None; the others were not asked.
+    assert re.findall(r'data-label="layer">(.+?)<', text) == ["None", *"–" * 8]
     for word in ("global batch", "peak learning rate", "bigbatch train", "training images"):
         assert word not in text.partition("What was asked")[0].partition("The answer")[2], word
