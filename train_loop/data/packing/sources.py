@@ -12,7 +12,7 @@ import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -170,10 +170,11 @@ def _by_parts(
             "Add the other part, or write --val-part 10% to hold some training images out."
         )
     # Sorted, as an image folder's: the same images get the same labels from either.
-    names = names or sorted({class_name for _, class_name in parts[train]})
-    items = _labelled(root, parts[train], names)
+    trained = {class_name for _, class_name in parts[train]}
+    names = names or sorted(trained)
+    items = _labelled(root, parts[train], names, trained)
     if val is not None:
-        held = _labelled(root, parts[val], names)
+        held = _labelled(root, parts[val], names, trained)
     else:
         rows = hold_out([item.entry.name for item in items], np.array([item.label for item in items]), val_part)
         items, held = ([items[row] for row in chosen] for chosen in rows)
@@ -183,11 +184,13 @@ def _by_parts(
     return PackSource(root, kind, tuple(names), items, held, notes)
 
 
-def _labelled(root: str, pairs: list[tuple[SourceEntry, str]], names: Sequence[str]) -> list[PackItem]:
+def _labelled(
+    root: str, pairs: list[tuple[SourceEntry, str]], names: Sequence[str], trained: Set[str]
+) -> list[PackItem]:
     """In the order in which they are read."""
     label = {name: number for number, name in enumerate(names)}
     for entry, class_name in pairs:
-        if class_name not in label or not class_name:
+        if class_name not in trained or not class_name:
             raise ConfigError(
                 f"each image needs a class that training has too; got {entry.name!r} of {class_name or 'none'!r} in "
                 f"{root!r}. Make train/<class>/…, or add training images of it."
@@ -319,11 +322,11 @@ def _parquet_images(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...]]:
         for row, label in enumerate(labels):
             entry = SourceEntry(f"{os.path.basename(file)}/{row:08d}", file, row, size)
             found.append((_part_of_file(file), str(label), entry))
-    whole = {label for _, label, _ in found}
-    if not all(label.isdigit() and int(label) < (len(names) or 1 << 31) for label in whole):
-        raise ConfigError(
-            f"labels must be whole numbers from 0, below the number of names; got others in {files[0]!r}."
-        )
+    whole = {label: entry.file for _, label, entry in found}
+    for label, file in whole.items():
+        if not (label.isdigit() and int(label) < (len(names) or 1 << 31)):
+            rule = "labels must be whole numbers from 0, below the number of names"
+            raise ConfigError(f"{rule}; got {label} in {file!r}. Convert them.")
     names = names or tuple(str(number) for number in range(max(map(int, whole), default=0) + 1))
     return [(part, names[int(label)], entry) for part, label, entry in found], names
 

@@ -68,7 +68,25 @@ def test_a_hub_set_with_a_test_part_without_labels(images: Path, tmp_path: Path)
     source = find_source(str(tmp_path))
     assert [[item.label for item in items] for items in (source.train, source.val)] == [[0, 1, 0], [1]]
     (tmp_path / "valid-00000-of-00001.parquet").unlink()
-    with pytest.raises(ConfigError, match="labels must be whole numbers from 0"):
+    with pytest.raises(ConfigError, match=r"labels must be whole numbers from 0, .* got -1 in '.*test-0"):
+        find_source(str(tmp_path))
+
+
+@pytest.mark.parametrize(("train", "val"), [([0, 1], [0, 2]), ([1, 2], [0, 1])])
+def test_parquet_whose_validation_has_a_class_that_training_lacks_is_refused(tmp_path: Path, train, val) -> None:
+    for part, labels in (("train", train), ("test", val)):
+        table = pa.table({"image": [{"bytes": b"", "path": None}] * len(labels), "label": labels})
+        pq.write_table(table, tmp_path / f"a-{part}.parquet")
+    with pytest.raises(ConfigError, match="each image needs a class that training has too; got 'a-test.parquet/"):
+        find_source(str(tmp_path))
+
+
+@pytest.mark.parametrize("labels", [[0, None], [0, -1]])
+def test_of_several_parquet_files_the_one_with_a_wrong_label_is_named(tmp_path: Path, labels) -> None:
+    for part, given in (("train", labels), ("test", [0, 0])):
+        table = pa.table({"image": [{"bytes": b"", "path": None}] * len(given), "label": given})
+        pq.write_table(table, tmp_path / f"a-{part}.parquet")
+    with pytest.raises(ConfigError, match=rf"got {labels[-1]} in '.*a-train.parquet'"):
         find_source(str(tmp_path))
 
 
