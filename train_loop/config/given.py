@@ -178,9 +178,12 @@ def check_each(changes: Mapping[str, object]) -> None:
 
 
 def written_assignments(changes: Mapping[str, object]) -> list[str]:
-    """``KEY=VALUE`` for each, which ``split_assignments`` reads as the same value; a string as if it was typed."""
+    """``KEY=VALUE`` for each, which ``split_assignments`` reads as the same value; a word as one types it."""
+    words = {
+        value for value in changes.values() if isinstance(value, str) and json_or_word(value) == value.strip() != ""
+    }
     return [
-        f"{key}={value if isinstance(value, str) else json.dumps(value, default=_plain)}"
+        f"{key}={value if isinstance(value, str) and value in words else json.dumps(value, default=_plain)}"
         for key, value in changes.items()
     ]
 

@@ -188,6 +188,10 @@ def test_values_of_python_are_those_that_an_option_of_a_user_gets():
     given = {f"model.options.{name}": value for name, value in values.items()}
     assert parse_assignments(written_assignments(given)) == given
     assert parse_assignments([f"{key}={given[key]}" for key in given if "names" not in key]).items() <= given.items()
+    words = {
+        f"model.options.w{i}": word for i, word in enumerate(("true", "null", "None", "1e3", "8", '"q"', "", " a "))
+    }
+    assert parse_assignments(written_assignments(words)) == words, "a choice of a space may be such a word"
     assert written_assignments({"batch": np.int64(64), "sizes": (8, 16)}) == ["batch=64", "sizes=[8, 16]"]
 
 
