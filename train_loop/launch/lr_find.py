@@ -153,7 +153,7 @@ def lr_find_parser(prog: str) -> OneLineParser:
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> int:
-    """Returns the exit code: 0 done, 1 the loss was never finite or an image was bad, 2 wrong input, 130 Ctrl-C."""
+    """Returns the exit code: 0 done, 1 no rate was found or an image was bad, 2 wrong input, 130 Ctrl-C."""
     parser = lr_find_parser(prog)
     args = parser.parse_args(argv)
     try:
@@ -177,6 +177,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
         print(f"{rate:<10.3g}  {loss:.4g}")
     ended = f", explodes at {finding.exploded_at:.3g}" if finding.exploded_at else "; it never exploded: raise --last"
     print(f"the loss falls fastest at lr {finding.steepest:.3g}, is lowest at {finding.minimum:.3g}{ended}")
+    if finding.minimum == finding.rates[0]:
+        print("no rate is suggested: the loss never fell below the first step's. Lower --first, or raise --steps")
+        return 1
     print(f"suggested peak lr {finding.suggestion:.3g}: --set peak_lr={finding.suggestion:.3g}")
     return 0
 

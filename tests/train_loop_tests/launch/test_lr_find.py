@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from bigbatch.train_loop.config import ConfigError, OptimizerConfig
+from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig
 from bigbatch.train_loop.errors import NonFiniteLossError
 from bigbatch.train_loop.host.command_line import ProgressLine
-from bigbatch.train_loop.launch.lr_find import default_range, lr_find, main, range_test
+from bigbatch.train_loop.launch.lr_find import RangeTestResult, default_range, lr_find, main, range_test
 from helpers.tiny_training import CONFIG, changed, install, plain_model
 
 
@@ -101,3 +101,14 @@ def test_the_command(built, tmp_path, capsys, monkeypatch):
     for wrong in (["--steps", "3"], ["--first", "0"], ["--set", "peek_lr=1"], ["--data", "nowhere"]):
         assert main(["--config", str(source), *wrong]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_loss_that_only_rises_suggests_no_rate(tmp_path, capsys, monkeypatch):
+    def rising(config: TrainConfig, *, first: float, last: float, steps: int, scan: object) -> RangeTestResult:
+        return range_test(lambda rate: 1 + rate, first, last, steps)
+
+    monkeypatch.setattr("bigbatch.train_loop.launch.lr_find.lr_find", rising)
+    (tmp_path / "config.json").write_text(CONFIG.to_json())
+    assert main(["--config", str(tmp_path / "config.json")]) == 1
+    out = capsys.readouterr().out
+    assert "suggested peak lr" not in out and out.splitlines()[-1].endswith("Lower --first, or raise --steps")
