@@ -82,9 +82,7 @@ class RecordedStudy:
     @cached_property
     def best_first(self) -> tuple[Run, ...]:
         """The finished trials without confirmations, the best one first."""
-        gain = self.objectives.first.gain
-        finished = [run for run in self.searched if self.final(run) is not None]
-        return tuple(sorted(finished, key=lambda run: (-gain(run.value or 0.0), run.number)))
+        return tuple(self.objectives.ranked(run for run in self.searched if self.final(run) is not None))
 
     @cached_property
     def best(self) -> Run | None:

@@ -58,6 +58,8 @@ def test_several_objectives_have_a_front() -> None:
     front = text[text.index("The Pareto front") : text.index("The configuration to copy")]
     assert "0 90.0 % 3 h" in front and "2 80.0 % 1 h" in front and "70.0 %" not in front
     assert "The best trial is 0, with 90.0 % in the first objective." in text
+    ties = searched(objectives, [(0.8, 1.0), (0.9, 3.0), (0.9, 2.0)])
+    assert ties.best is not None and [ties.best.number, *(run.number for run in ties.best_first)] == [2, 2, 1, 0]
 
 
 def test_a_target_that_some_trials_missed() -> None:
