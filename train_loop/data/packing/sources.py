@@ -217,7 +217,7 @@ def _tar_images(files: Sequence[str], left_out: LeftOut) -> Labelled:
         entries = list(_members_of(file))
         with open(file, "rb") as stream:  # once: opening may take as long as the file server's answer
             labels = {
-                os.path.splitext(entry.name)[0]: os.pread(stream.fileno(), entry.size, entry.offset).decode().strip()
+                os.path.splitext(entry.name)[0]: os.pread(stream.fileno(), entry.size, entry.offset).strip()
                 for entry in entries
                 if entry.name.endswith(".cls")
             }
@@ -232,7 +232,8 @@ def _tar_images(files: Sequence[str], left_out: LeftOut) -> Labelled:
             elif labels:
                 # Members of several tars may have the same names.
                 named = entry._replace(name=f"{os.path.basename(file)}/{entry.name}")
-                found.append((part, labels.get(os.path.splitext(entry.name)[0], ""), named))
+                label = labels.get(os.path.splitext(entry.name)[0], b"").decode(errors="surrogateescape")
+                found.append((part, label, named))
             else:
                 named = entry if at is not None or not part else entry._replace(name=f"{part}/{entry.name}")
                 inside = folders[at + 1 :] if at is not None else folders[-1:]
@@ -309,7 +310,8 @@ def _parquet_images(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...]]:
         except pa.ArrowException as error:
             raise ConfigError(f"a Parquet file must be whole; got {file!r}: {error}. Copy it again.") from None
         column = _image_column(schema.names)
-        if column is None or "label" not in schema.names or not pa.types.is_struct(schema.field(column).type):
+        inside = [] if column is None else [field.name for field in schema.field(column).flatten()]
+        if "label" not in schema.names or f"{column}.bytes" not in inside:
             raise ConfigError(
                 f"a Parquet file needs columns image (struct<bytes, path>) and label; got {schema.names} in {file!r}. "
                 "Rename or convert them."

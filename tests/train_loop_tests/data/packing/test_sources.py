@@ -109,6 +109,26 @@ def test_of_several_files_the_one_that_is_cut_short_is_named(images: Path, tmp_p
         find_source(str(tmp_path))
 
 
+@pytest.mark.parametrize("image", [b"", {"path": "7.jpg"}, 7])
+def test_parquet_without_the_bytes_of_an_image_is_refused(tmp_path: Path, image: object) -> None:
+    for part in ("train", "val"):
+        pq.write_table(pa.table({"image": [image], "label": [0]}), tmp_path / f"{part}.parquet")
+    with pytest.raises(
+        ConfigError, match=r"needs columns image \(struct<bytes, path>\) and label; got \['image', 'label'\]"
+    ):
+        find_source(str(tmp_path))
+
+
+def test_a_class_of_webdataset_may_have_any_bytes(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        with tarfile.open(tmp_path / f"{part}.tar", "w") as archive:
+            for name, data in (("7.jpg", b"image"), ("7.cls", b"caf\xe9\n")):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    assert find_source(str(tmp_path)).class_names == ("caf\udce9",)
+
+
 def test_webdataset(images: Path, tmp_path: Path) -> None:
     expected = find_source(str(images))
     for part, items in (("train", expected.train), ("val", expected.val)):
