@@ -20,7 +20,7 @@ def check_writable(option: str, folder: Path) -> None:
         # A broken link exists, too, and no folder can be made in its place.
         parent = next(p for p in (folder, *folder.parents) if p.is_symlink() or p.exists())
         possible = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
-        reason = f"{str(parent)!r} cannot"
+        reason = f"{str(parent)!r} is {'not writable' if parent.is_dir() else 'no folder'}"
     except OSError as error:  # a name that is too long
         possible, reason = False, str(error.strerror)
     if not possible:

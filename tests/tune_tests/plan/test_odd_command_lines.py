@@ -49,7 +49,7 @@ TUNE_LINES = {
     "--wandb yes": "got 'yes'. Write --wandb disabled, or online to send runs to the server, or offline to send",
     "--data nonexist": "data.name (--data) must be digits, cifar10, imagenette, imagewoof, imagenet, or an image "
     "folder that exists; there is no 'nonexist'. Write one of these names, or the path of an image folder.",
-    "--output c.json/deep": "c.json' cannot. Write --output with another folder.",
+    "--output c.json/deep": "c.json' is no folder. Write --output with another folder.",
     "--dry-run=yes": "--dry-run takes no value; got 'yes'. Write --dry-run alone.",
     "--data -my.py:data": "--data takes a value; got none. Write one after it, one that begins with - as --data=-…;",
     "--set optimizer=SGD": "Did you mean 'sgd'?",
