@@ -184,13 +184,11 @@ def _by_parts(
     return PackSource(root, kind, tuple(names), items, held, notes)
 
 
-def _labelled(
-    root: str, pairs: list[tuple[SourceEntry, str]], names: Sequence[str], trained: Set[str]
-) -> list[PackItem]:
+def _labelled(root: str, pairs: list[tuple[SourceEntry, str]], names: Sequence[str], known: Set[str]) -> list[PackItem]:
     """In the order in which they are read."""
     label = {name: number for number, name in enumerate(names)}
     for entry, class_name in pairs:
-        if class_name not in trained or not class_name:
+        if class_name not in known or not class_name:
             raise ConfigError(
                 f"each image needs a class that training has too; got {entry.name!r} of {class_name or 'none'!r} in "
                 f"{root!r}. Make train/<class>/…, or add training images of it."
@@ -317,7 +315,12 @@ def _parquet_images(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...]]:
                 "Rename or convert them."
             )
         huggingface = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        names = tuple(huggingface.get("info", {}).get("features", {}).get("label", {}).get("names") or names)
+        own = tuple(huggingface.get("info", {}).get("features", {}).get("label", {}).get("names") or names)
+        if names and own != names:
+            raise ConfigError(
+                f"Parquet files must name the same classes in one order; got others in {file!r}. Convert it."
+            )
+        names = own
         labels = pq.read_table(file, columns=["label"])["label"].to_pylist()
         # Parquet does not tell the size of a row; the mean suffices to divide shards.
         size = os.path.getsize(file) // max(len(labels), 1)
@@ -327,8 +330,9 @@ def _parquet_images(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...]]:
     whole = {label: entry.file for _, label, entry in found}
     for label, file in whole.items():
         if not (label.isdigit() and int(label) < (len(names) or 1 << 31)):
-            rule = "labels must be whole numbers from 0, below the number of names"
-            raise ConfigError(f"{rule}; got {label} in {file!r}. Convert them.")
+            raise ConfigError(
+                f"labels must be whole numbers from 0, with a name each; got {label} in {file!r}. Convert it."
+            )
     names = names or tuple(str(number) for number in range(max(map(int, whole), default=0) + 1))
     return [(part, names[int(label)], entry) for part, label, entry in found], names
 

@@ -109,6 +109,15 @@ def test_of_several_files_the_one_that_is_cut_short_is_named(images: Path, tmp_p
         find_source(str(tmp_path))
 
 
+def test_parquet_files_that_number_their_classes_differently_are_refused(tmp_path: Path) -> None:
+    for part, names in (("train", ["cat", "dog"]), ("val", ["dog", "cat"])):
+        named = {"huggingface": json.dumps({"info": {"features": {"label": {"names": names}}}})}
+        table = pa.table({"image": [{"bytes": b"", "path": None}] * 2, "label": [0, 1]}).replace_schema_metadata(named)
+        pq.write_table(table, tmp_path / f"{part}.parquet")
+    with pytest.raises(ConfigError, match=r"must name the same classes in one order; got others in '.*val.parquet'"):
+        find_source(str(tmp_path))
+
+
 @pytest.mark.parametrize("image", [b"", {"path": "7.jpg"}, 7])
 def test_parquet_without_the_bytes_of_an_image_is_refused(tmp_path: Path, image: object) -> None:
     for part in ("train", "val"):
