@@ -317,9 +317,7 @@ def _parquet_images(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...]]:
         huggingface = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         own = tuple(huggingface.get("info", {}).get("features", {}).get("label", {}).get("names") or names)
         if names and own != names:
-            raise ConfigError(
-                f"Parquet files must name the same classes in one order; got others in {file!r}. Convert it."
-            )
+            raise ConfigError(f"Parquet files must number the same classes alike; got others in {file!r}. Convert it.")
         names = own
         labels = pq.read_table(file, columns=["label"])["label"].to_pylist()
         # Parquet does not tell the size of a row; the mean suffices to divide shards.
@@ -330,9 +328,7 @@ def _parquet_images(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...]]:
     whole = {label: entry.file for _, label, entry in found}
     for label, file in whole.items():
         if not (label.isdigit() and int(label) < (len(names) or 1 << 31)):
-            raise ConfigError(
-                f"labels must be whole numbers from 0, with a name each; got {label} in {file!r}. Convert it."
-            )
+            raise ConfigError(f"labels must be whole numbers from 0, each named; got {label} in {file!r}. Convert it.")
     names = names or tuple(str(number) for number in range(max(map(int, whole), default=0) + 1))
     return [(part, names[int(label)], entry) for part, label, entry in found], names
 

@@ -114,7 +114,7 @@ def test_parquet_files_that_number_their_classes_differently_are_refused(tmp_pat
         named = {"huggingface": json.dumps({"info": {"features": {"label": {"names": names}}}})}
         table = pa.table({"image": [{"bytes": b"", "path": None}] * 2, "label": [0, 1]}).replace_schema_metadata(named)
         pq.write_table(table, tmp_path / f"{part}.parquet")
-    with pytest.raises(ConfigError, match=r"must name the same classes in one order; got others in '.*val.parquet'"):
+    with pytest.raises(ConfigError, match=r"must number the same classes alike; got others in '.*val.parquet'"):
         find_source(str(tmp_path))
 
 
