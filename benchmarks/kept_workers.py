@@ -3,16 +3,16 @@
     python benchmarks/kept_workers.py [--trials 200] [--output FILE.json]
 
 The search trains small networks of ``large_batch`` on the digits for an epoch each, two trials at a time, with another
-batch, optimizer and rate each time. Twice a second the resident memory of each worker process is read (/proc). Of each
+batch, optimizer and rate each time. Twice a second the resident memory of each worker process is read. Of each
 worker: the most early in its life, when all libraries are loaded and few trials have passed, and the most in the last
-tenth of it; the difference is what piled up. Prints a line for each worker and, last, one JSON line. Needs Linux.
+tenth of it; the difference is what piled up. Prints a line for each worker and, last, one JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+import psutil  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 from store import store  # noqa: E402
 
@@ -39,15 +40,13 @@ LOADED, LAST = (0.02, 0.1), (0.9, 1.0)
 """Parts of a worker's life: when its libraries are loaded and few trials have passed, and its end."""
 
 
-def workers() -> dict[int, int]:
-    """The resident bytes of each worker process of this machine, by its number."""
+def workers(search: int) -> dict[int, int]:
+    """The resident bytes of each worker process of the search, by its number."""
     found = {}
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and b"ray::RayTrainWorker" in (folder / "cmdline").read_bytes():
-                found[int(folder.name)] = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        except OSError:  # it has just ended
-            continue
+    for process in psutil.Process(search).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if any("ray::RayTrainWorker" in word for word in process.cmdline()):
+                found[process.pid] = process.memory_info().rss
     return found
 
 
@@ -55,7 +54,7 @@ def watch(search: subprocess.Popen[str]) -> dict[int, list[tuple[float, int]]]:
     """Seconds and resident bytes of each worker until the search ends."""
     began, looks = time.monotonic(), dict[int, list[tuple[float, int]]]()
     while search.poll() is None:
-        for pid, size in workers().items():
+        for pid, size in workers(search.pid).items():
             looks.setdefault(pid, []).append((round(time.monotonic() - began, 1), size))
         time.sleep(EVERY_S)
     return looks
