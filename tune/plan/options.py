@@ -11,7 +11,6 @@ from typing import Any, TypeAlias, TypedDict
 
 from bigbatch.base import json_values
 from bigbatch.base.command_line import empty_value
-from bigbatch.search_spaces.check import read_fixed
 from bigbatch.search_spaces.registry import BUILT_IN
 from bigbatch.train_loop.config import ConfigError, known_key
 from bigbatch.train_loop.config.own_names import absolute
@@ -98,11 +97,10 @@ class SearchOptions:
         if self.metric:
             values["metric"] = [absolute("--metric", word) for word in self.metric]
         for key in ("space", "data", "trainable"):  # --resume may run in another folder
-            path = (
-                Path(str(values.get(key, "")).rpartition(".py:")[0] + ".py") if ".py:" in str(values.get(key)) else None
-            )
-            if key in values and values[key] not in (*BUILT_IN, *NAMES) and os.path.exists(path or values[key]):
-                values[key] = os.path.abspath(values[key])
+            text = str(values.get(key, ""))
+            path = f"{text.rpartition('.py:')[0]}.py" if ".py:" in text else text
+            if text and text not in (*BUILT_IN, *NAMES) and os.path.exists(path):
+                values[key] = os.path.abspath(text)
         for key in ("model", "loss", "optimizer", "strategy", "stopping"):
             if key in values:
                 values[key] = absolute(f"--{key}", str(values[key]))
@@ -114,14 +112,15 @@ class SearchOptions:
         single = [k for k in known if k not in ("set", "metric")]
         gaps: dict[str, Any] = {k: known[k] for k in single if getattr(self, k) is None}
         gaps |= {"metric": tuple(json_values.texts(earlier, "metric"))} if not self.metric else {}
-        if self.trainable or known.get("trainable"):  # names of the user's own
-            here = {text.partition("=")[0].strip() for text in self.set}
-            kept = [text for text in json_values.texts(earlier, "set") if text.partition("=")[0].strip() not in here]
-            return dataclasses.replace(self, **gaps, set=(*kept, *self.set))
-        set_here = read_fixed(self.set)
-        names = {text: text.partition("=")[0].strip() for text in json_values.texts(earlier, "set")}
-        # A key may be written short or whole; either way the new value replaces the old one.
-        kept = [text for text, name in names.items() if (known_key(name) or name) not in set_here]
+        own = bool(self.trainable or known.get("trainable"))  # then the names are the user's
+
+        def key_of(text: str) -> str:
+            """A key may be written short or whole; either way the new value replaces the old one."""
+            name = text.partition("=")[0].strip()
+            return name if own else known_key(name) or name
+
+        here = set(map(key_of, self.set))
+        kept = [text for text in json_values.texts(earlier, "set") if key_of(text) not in here]
         return dataclasses.replace(self, **gaps, set=(*kept, *self.set))
 
 
