@@ -10,7 +10,6 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,8 +98,10 @@ DEFAULT_SPACE = "large_batch"
 DEFAULT_OUTPUT = "runs"
 
 
-def checked_choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
-    """``value``, if it is one of ``allowed``. Raises ConfigError otherwise, with the nearest allowed value."""
+def _named_or_own(option: str, value: str, allowed: tuple[str, ...]) -> str:
+    """One of ``allowed``, or a function of the user's with an absolute path. Raises ConfigError."""
+    if is_own(value):
+        return absolute(option, value)
     if value not in allowed:
         near = nearest_word(value, allowed)
         fix = f"Did you mean {near!r}?" if near else f"Write {option} {allowed[0]}."
@@ -156,14 +157,6 @@ def check_folder(output: Path, name: str, resume: bool) -> Path:
     return folder
 
 
-def refuse_keys_with_options(assignments: Iterable[str]) -> None:
-    """Raise ConfigError for a key of ``--set`` that has its own option: each setting has one way to give it."""
-    for key, value in read_fixed(assignments).items():
-        if key in KEYS_WITH_OPTIONS:
-            option = KEYS_WITH_OPTIONS[key]
-            raise ConfigError(f"{key} has its own option; got --set {key}={value}. Write {option} {value}.")
-
-
 def make_plan(options: SearchOptions) -> SearchPlan:
     """Check all options and make the plan. Raises ConfigError with the rule, the value met and a fix.
 
@@ -216,11 +209,9 @@ def _check_option_values(o: SearchOptions) -> None:
     for option, number in (("--trials", o.trials), ("--max-epochs", o.max_epochs), ("--workers", o.workers)):
         if number is not None and number < 1:
             raise ConfigError(f"{option} must be at least 1; got {number}. Write {option} 1 or more.")
-
-
-def _named_or_own(option: str, value: str, allowed: tuple[str, ...]) -> str:
-    """One of ``allowed``, or a function of the user's with an absolute path. Raises ConfigError."""
-    return absolute(option, value) if is_own(value) else checked_choice(option, value, allowed)
+    hours = o.budget_gpu_hours
+    if hours is not None and not 0 < hours < math.inf:
+        raise ConfigError(f"--budget-gpu-hours must be above 0; got {hours:g}. Write e.g. --budget-gpu-hours 20.")
 
 
 def _overrides(o: SearchOptions) -> dict[str, object]:
@@ -228,8 +219,11 @@ def _overrides(o: SearchOptions) -> dict[str, object]:
     if o.trainable is not None:
         refuse_options_of_the_loop(o)
         return own_values(o.set)
-    refuse_keys_with_options(o.set)
-    overrides = with_parts(read_fixed(o.set), o.subset, o.val_part)
+    fixed = read_fixed(o.set)
+    for key, option in KEYS_WITH_OPTIONS.items():  # each setting has one way to give it
+        if key in fixed:
+            raise ConfigError(f"{key} has its own option; got --set {key}={fixed[key]}. Write {option} {fixed[key]}.")
+    overrides = with_parts(fixed, o.subset, o.val_part)
     overrides |= {"metrics": list(checked_metrics(o.metric))} if o.metric else {}
     return with_components(overrides | ({"data.holdout": o.holdout} if o.holdout else {}), o)
 
@@ -247,7 +241,6 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     strategy = _named_or_own("--strategy", o.strategy or "auto", STRATEGIES)
     stopping = _named_or_own("--stopping", o.stopping or "auto", STOPPINGS)
     per_gpu = read_trials_per_gpu(o.trials_per_gpu, workers)
-    budget_gpu_hours = _positive("--budget-gpu-hours", o.budget_gpu_hours)
     time_budget_s = parse_duration(o.time_budget) if o.time_budget else None
     data_keys = {key: value for key, value in overrides.items() if key.startswith("data.")}
     asked_data = data_config({"data.name": o.data or "digits", **data_keys})
@@ -273,7 +266,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         model_was_auto=model is None and o.trainable is None,
         trials=trials,
         max_epochs=max_epochs,
-        budget_gpu_hours=budget_gpu_hours,
+        budget_gpu_hours=o.budget_gpu_hours,
         time_budget_s=time_budget_s,
         strategy=chosen[0],
         stopping=chosen[1],
@@ -314,9 +307,3 @@ def _trials_and_epochs(o: SearchOptions, space: Space, data: DataInfo) -> tuple[
     trials = o.trials or space.defaults.get("trials") or DEFAULT_TRIALS.get(data.name, DEFAULT_TRIALS_OTHER)
     max_epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
     return trials, max_epochs
-
-
-def _positive(option: str, value: float | None) -> float | None:
-    if value is not None and not 0 < value < math.inf:
-        raise ConfigError(f"{option} must be a number above 0; got {value:g}. Write e.g. {option} 20.")
-    return value
