@@ -77,29 +77,23 @@ def suited(o: SearchOptions, objectives: Objectives, strategy: str, stopping: st
 
     Raises ConfigError if what was asked for cannot work with them.
     """
-    check_strategy_suits(objectives, strategy, o.stopping)
-    is_target = isinstance(objectives.first, TimeToTarget)
+    count, is_target = len(objectives.each), isinstance(objectives.first, TimeToTarget)
+    if count > 1 and strategy == "curves":
+        raise ConfigError(f"--strategy {strategy} optimises one objective; got {count}. Write --strategy tpe.")
+    if count > 1 and o.stopping not in (None, "auto", "none"):
+        raise ConfigError(
+            f"--stopping {o.stopping} compares trials by one objective; got {count}. Write --stopping none."
+        )
+    if is_target and strategy == "curves":
+        raise ConfigError(
+            f"--strategy {strategy} models values, and a missed target has none; got --target. Write --strategy tpe."
+        )
     if strategy == "auto" and (objectives.several or is_target or math.isnan(objectives.first.worst)):
         strategy = "tpe"  # the curve model needs one objective whose values have a scale
     if stopping == "auto" and is_target:
         stopping = "asha"
     # Optuna takes no reports in a study of several objectives (docs/decisions/027).
     return strategy, "none" if objectives.several else stopping
-
-
-def check_strategy_suits(objectives: Objectives, strategy: str, stopping: str | None) -> None:
-    """Raise ConfigError if the strategy, or the stopping that was asked for, cannot work with these objectives."""
-    count = len(objectives.each)
-    if count > 1 and strategy == "curves":
-        raise ConfigError(f"--strategy {strategy} optimises one objective; got {count}. Write --strategy tpe.")
-    if count > 1 and stopping not in (None, "auto", "none"):
-        raise ConfigError(
-            f"--stopping {stopping} compares trials by one objective; got {count}. Write --stopping none."
-        )
-    if isinstance(objectives.first, TimeToTarget) and strategy == "curves":
-        raise ConfigError(
-            f"--strategy {strategy} models values, and a missed target has none; got --target. Write --strategy tpe."
-        )
 
 
 def constraints_in_words(space: Space, workload: Workload, pinned: Mapping[str, object]) -> tuple[str, ...]:
