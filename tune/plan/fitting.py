@@ -32,7 +32,6 @@ from bigbatch.tune.plan.machine import Machine, Node, first_share
 from bigbatch.tune.plan.option_checks import check_study_fits
 from bigbatch.tune.plan.search_plan import FrontierPlan, SearchPlan, frontier_plan
 
-UNITS = {"": 1, "k": 1024}
 EXAMPLE = "Write e.g. --batch 8192 or --batch 2k,8k,32k (k = 1024)."
 
 
@@ -47,7 +46,7 @@ def parse_batches(text: str | None) -> tuple[int, ...]:
             raise ConfigError(
                 f"--batch takes numbers of images above 0, with commas between them; got {text!r}. {EXAMPLE}"
             )
-        found.append(int(match[1]) * UNITS[match[2].lower()])
+        found.append(int(match[1]) * (1024 if match[2] else 1))
     return tuple(sorted(set(found)))
 
 
@@ -78,15 +77,6 @@ def check_batches(batches: Sequence[int], workload: Workload) -> None:
                 f"--batch must divide over the {workload.workers} workers of a trial, in equal micro-batches of "
                 f"{least} images or more; got {batch}. Write e.g. --batch {fix}."
             ) from None
-
-
-def _check_batches_are_searched(space: Space, workload: Workload, ranges: Mapping[str, ParamRange]) -> None:
-    """Raise ConfigError if ``--batch`` names several batches and the space does not search the batch."""
-    if workload.batches and not any(space.key_of(name) == BATCH_KEY for name in ranges):
-        raise ConfigError(
-            f"--batch with several batches needs a space that searches the batch; got space {space.name!r}, which "
-            f"does not. Write one batch, e.g. --batch {workload.batches[0]}."
-        )
 
 
 SOME_GPU = Machine((Node(1, 1),))
@@ -135,7 +125,11 @@ def fit_search(search: SearchRequest, machine: Machine) -> FittedSearch:
     if any(map(is_own, optimizers_of(ranges))):
         workload = dataclasses.replace(workload, lr_spread=OWN_SPREAD)
         ranges = check_space(space, workload, pinned=overrides)
-    _check_batches_are_searched(space, workload, ranges)
+    if workload.batches and not any(space.key_of(name) == BATCH_KEY for name in ranges):
+        raise ConfigError(
+            f"--batch with several batches needs a space that searches the batch; got space {space.name!r}, which "
+            f"does not. Write one batch, e.g. --batch {workload.batches[0]}."
+        )
     return FittedSearch(model, workload, overrides, ranges, frontier_plan(space, ranges, overrides))
 
 

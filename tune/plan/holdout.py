@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
+from bigbatch.base import json_values
 from bigbatch.base.command_line import parse_fraction
 from bigbatch.train_loop.data.info import DataInfo
 
@@ -47,9 +48,7 @@ def divide_validation(
 
 def stored_holdout(stored: Mapping[str, object]) -> float:
     """The holdout of the study whose study.json is ``stored``; 0: none."""
-    overrides = stored.get("overrides")
-    part = overrides.get(KEY) if isinstance(overrides, Mapping) else None
-    return float(part) if isinstance(part, (int, float)) else 0.0
+    return json_values.number(json_values.mapping(stored, "overrides"), KEY)
 
 
 def kinds_in_words(data: DataInfo) -> str:

@@ -96,16 +96,15 @@ class Share:
     def describe(self) -> str:
         """E.g. ``2 trials at a time, each with 1 worker of 1 CPU``."""
         at_once = f"{self.concurrency} trial{'s' * (self.concurrency != 1)} at a time"
-        each = " + ".join(_amount(kind, value) for kind, value in self.worker_resources.items())
+        each = " + ".join(
+            f"{value / 1e9:.1f} GB" if kind == "memory" else f"{value:g} {kind}"
+            for kind, value in self.worker_resources.items()
+        )
         return f"{at_once}, each with {self.workers} worker{'s' * (self.workers != 1)} of {each}"
 
     def fits(self, machine: Machine) -> bool:
         """Whether one trial fits on an otherwise idle ``machine``."""
         return sum(workers_on_node(node, self.worker_resources) for node in machine.nodes) >= self.workers
-
-
-def _amount(kind: str, value: float) -> str:
-    return f"{value / 1e9:.1f} GB" if kind == "memory" else f"{value:g} {kind}"
 
 
 def local_machine() -> Machine:

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from bigbatch.base.mounts import is_shared
 from bigbatch.train_loop.config import RUNTIME_KEYS, ConfigError, ModelConfig, TrainConfig
 from bigbatch.train_loop.host import disk_space
-from bigbatch.train_loop.host.disk_space import SpaceNeeded
 from bigbatch.train_loop.launch import checks
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.plan.search_plan import FrontierPlan
+from bigbatch.tune.plan.search_plan import FrontierPlan, SearchPlan
 from bigbatch.tune.runs.confirm_rule import AFFORDABLE, NOTHING, ConfirmRule, confirm_rule
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.storage.description import redact
 from bigbatch.tune.storage.storage_url import sqlite_file
-
-if TYPE_CHECKING:
-    from bigbatch.tune.plan.search_plan import SearchPlan
 
 
 def parse_duration(text: str, option: str = "--time-budget") -> float:
@@ -84,7 +79,15 @@ def check_study_fits(plan: SearchPlan) -> None:
 
     Without ``--set optimizer=…`` the optimizer is not known here, so the largest optimizer state is assumed.
     """
-    disk_space.check_disk_space("--output", plan.folder, _space_needed(plan))
+    needed = checks.study_space_needed(
+        _checkpoint_bytes(plan),
+        plan.trials,
+        plan.max_epochs,
+        plan.share.concurrency + (len(plan.frontier.values) - 1 if plan.frontier else 0),  # each value's best is kept
+        joined=plan.address != "local",
+        wandb=plan.wandb != "disabled",
+    )
+    disk_space.check_disk_space("--output", plan.folder, needed)
 
 
 def _checkpoint_bytes(plan: SearchPlan) -> int:
@@ -95,17 +98,6 @@ def _checkpoint_bytes(plan: SearchPlan) -> int:
     model = TrainConfig(model=ModelConfig(name=plan.model)).replace_keys(changes).model
     averaged = plan.overrides.get("ema_decay", 0) > 0
     return checks.checkpoint_bytes(model, plan.data, plan.overrides.get("optimizer.name"), averaged)
-
-
-def _space_needed(plan: SearchPlan) -> SpaceNeeded:
-    return checks.study_space_needed(
-        _checkpoint_bytes(plan),
-        plan.trials,
-        plan.max_epochs,
-        plan.share.concurrency + (len(plan.frontier.values) - 1 if plan.frontier else 0),  # each value's best is kept
-        joined=plan.address != "local",
-        wandb=plan.wandb != "disabled",
-    )
 
 
 OPTIONS = {

@@ -10,12 +10,12 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from bigbatch.base import json_values
 from bigbatch.base.command_line import empty_value
 from bigbatch.search_spaces.trainable_space import RESERVED, TrainableSpace, load_trainable_space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig, json_or_word
 from bigbatch.train_loop.config.own_names import (
-    OwnName,
     absolute,
     check_same_code,
     code_fingerprints,
@@ -62,7 +62,7 @@ def with_components(overrides: Mapping[str, object], o: SearchOptions) -> dict[s
             check_component(key, str(found[key]), names)
             found[key] = absolute(key, str(found[key]))
     if "loss" in found and found["loss"] not in BUILT_IN_LOSSES:
-        TrainConfig(loss=str(found["loss"]), label_smoothing=_number(found.get("label_smoothing")))
+        TrainConfig(loss=str(found["loss"]), label_smoothing=json_values.number(found, "label_smoothing"))
         found["label_smoothing"] = 0.0
     return found
 
@@ -154,10 +154,6 @@ def _configurations(plan: SearchPlan) -> list[TrainConfig]:
     return [plan.space(trial, plan.workload, plan.overrides) for trial in trials]
 
 
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0
-
-
 OPTION = "--trainable"
 ARGUMENTS = ("config", "report", "resume")
 OF_THE_LOOP = (
@@ -167,14 +163,6 @@ OF_THE_LOOP = (
 """Options of our own training loop: the function brings its own data and network."""
 OWN_DATA = "own"
 """What stands for the name of the data set."""
-
-
-def trainable_name(word: str) -> OwnName:
-    """The function that ``--trainable`` names: ``FILE.py:FUNCTION``, or ``FILE.py`` for its ``train``.
-
-    Raises ConfigError.
-    """
-    return own_name(OPTION, f"{word}:train" if word.endswith(".py") else word)
 
 
 def refuse_options_of_the_loop(o: SearchOptions) -> None:
@@ -213,9 +201,10 @@ def load_trainable(o: SearchOptions) -> TrainableSpace:
     Raises ConfigError: there is no such file or function, or it does not take (config, report, resume); there is no
     space of the user's own. Raises OwnCodeError if the function's file raises an exception.
     """
-    name = trainable_name(str(o.trainable))
-    check_call(OPTION, str(name), load_function(OPTION, str(name)), ARGUMENTS, {})
-    return load_trainable_space(o.space, str(name))
+    word = str(o.trainable)
+    name = str(own_name(OPTION, f"{word}:train" if word.endswith(".py") else word))
+    check_call(OPTION, name, load_function(OPTION, name), ARGUMENTS, {})
+    return load_trainable_space(o.space, name)
 
 
 def trainable_data() -> DataInfo:
