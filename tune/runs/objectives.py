@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import write_json
@@ -17,7 +16,6 @@ from bigbatch.tune.runs.metrics import Record
 from bigbatch.tune.runs.objective import Direction, Objective, Reported, TimeToTarget, read_objective, read_target
 from bigbatch.tune.runs.run import AnyTrial, OneTrial
 
-T = TypeVar("T")
 DEFAULT_OBJECTIVE = "val_top1:max"
 """The objective of a search of classes that does not say any."""
 WITHOUT_CLASSES = "val_loss:min"
@@ -67,8 +65,18 @@ class Objectives:
         return max(_complete(trials), key=lambda t: (*self.gains(t.values), -t.number), default=None)
 
     def front(self, trials: Sequence[AnyTrial]) -> list[AnyTrial]:
-        """The completed trials that no other one beats: as good in all objectives, better in one. Best first."""
-        return front_of(self, self.ranked(trials), lambda trial: trial.values)
+        """The completed trials that no other one beats: as good in all objectives, better in one. Best first.
+
+        What beats a trial comes before it among the ranked ones; and if anything beats it, something on the front does.
+        """
+        # A dict as an ordered set: trials with equal values are compared once.
+        front, found = dict[tuple[float, ...], None](), list[AnyTrial]()
+        for trial in self.ranked(trials):
+            gains = self.gains(trial.values)
+            if not any(_beats(other, gains) for other in front):
+                front[gains] = None
+                found.append(trial)
+        return found
 
     def ranked(self, trials: Iterable[OneTrial]) -> list[OneTrial]:
         """The completed trials, best first, in the order of ``best``."""
@@ -81,22 +89,6 @@ class Objectives:
     def gains(self, values: Sequence[float]) -> tuple[float, ...]:
         """Values with the signs that make larger better."""
         return tuple(objective.gain(value) for objective, value in zip(self.each, values, strict=True))
-
-
-def front_of(objectives: Objectives, items: Sequence[T], values_of: Callable[[T], Sequence[float]]) -> list[T]:
-    """Those of ``items``, in their order, that no other one beats: as good in all objectives and better in one.
-
-    What beats an item comes before it in the order of the first objective, then the next one; and if anything beats it,
-    something on the front does. So each item is compared with the front alone.
-    """
-    gains = [objectives.gains(values_of(item)) for item in items]
-    # A dict as an ordered set: items with equal values are compared once.
-    front, kept = dict[tuple[float, ...], None](), set[int]()
-    for place in sorted(range(len(items)), key=gains.__getitem__, reverse=True):
-        if not any(_beats(other, gains[place]) for other in front):
-            front[gains[place]] = None
-            kept.add(place)
-    return [item for place, item in enumerate(items) if place in kept]
 
 
 def _complete(trials: Iterable[OneTrial]) -> list[OneTrial]:
