@@ -191,7 +191,10 @@ class TimeToTarget(Objective):
 
     def value(self, record: Record) -> float:
         """The gap of this epoch; 0 when it has reached the target."""
-        return self._gap(self.reach.value(record))
+        value = self.reach.value(record)
+        short = self.reach.gain(self.target) - self.reach.gain(value)
+        # Nothing is a part of 0: with such a target the gap itself counts.
+        return max(0.0, short) / (abs(self.target) or 1.0) if not math.isnan(value) else math.nan
 
     def final(self, records: Sequence[Record], gpu_hours: float = math.nan, devices: float = 1) -> float:
         """Device hours to the target, or ``UNREACHED_H`` and the smallest gap."""
@@ -206,11 +209,6 @@ class TimeToTarget(Objective):
     def is_reached(self, record: Record) -> bool:
         """Whether this epoch has reached the target."""
         return self.value(record) == 0
-
-    def _gap(self, value: float) -> float:
-        short = self.reach.gain(self.target) - self.reach.gain(value)
-        # Nothing is a part of 0: with such a target the gap itself counts.
-        return max(0.0, short) / (abs(self.target) or 1.0) if not math.isnan(value) else math.nan
 
     @property
     def shown(self) -> Objective:
