@@ -38,9 +38,6 @@ from bigbatch.tune.runs.run import (
 class Confirmed:
     """The results of one trial with fresh seeds. Values are those of the objective."""
 
-    trial: int
-    chosen_at: float
-    """The value for which the trial was chosen."""
     seeds: tuple[int, ...]
     values: tuple[float, ...]
     """By seed. A run that diverged has the objective's worst value, which may be no number."""
@@ -73,22 +70,17 @@ def confirmed_trials(trials: Sequence[AnyTrial], objective: Objective) -> dict[i
     for trial in confirmations(trials):
         if _has_value(trial) or has_diverged(trial):
             runs.setdefault(confirmed_by(trial) or 0, []).append(trial)
-    by_number = {trial.number: trial for trial in trials}  # tables lack some
-    return {
-        number: _confirmed(by_number[number], each, objective) for number, each in runs.items() if number in by_number
-    }
+    return {number: _confirmed(each, objective) for number, each in runs.items()}
 
 
 def _has_value(trial: AnyTrial) -> bool:
     return trial.state == TrialState.COMPLETE and bool(trial.values)
 
 
-def _confirmed(trial: AnyTrial, runs: Sequence[AnyTrial], objective: Objective) -> Confirmed:
+def _confirmed(runs: Sequence[AnyTrial], objective: Objective) -> Confirmed:
     runs = sorted(runs, key=lambda run: int(run.user_attrs.get(SEED_ATTR, 0)))
     held = [held_out(run, objective) if _has_value(run) else math.nan for run in runs]
     return Confirmed(
-        trial=trial.number,
-        chosen_at=trial.values[0] if trial.values else math.nan,
         seeds=tuple(int(run.user_attrs.get(SEED_ATTR, 0)) for run in runs),
         values=tuple(run.values[0] if _has_value(run) else objective.worst for run in runs),
         # A diverged run has no value on the holdout: it is at chance there too.
