@@ -30,7 +30,6 @@ from bigbatch.tune.runs.confirm_rule import AFFORDABLE_SHARE, AFFORDABLE_WORKER_
 from bigbatch.tune.runs.frontier import FrontierFacts, frontier_of, value_of_trial
 from bigbatch.tune.runs.reported import confirmed_trials
 from bigbatch.tune.runs.run import (
-    CONFIRMS_ATTR,
     SEED_ATTR,
     AnyTrial,
     Kind,
@@ -60,10 +59,6 @@ class Confirmation:
     trial: int
     """Number of the trial that it confirms."""
     seed: int
-
-    def attrs(self) -> dict[str, object]:
-        """The user attributes of its trial."""
-        return {CONFIRMS_ATTR: self.trial, SEED_ATTR: self.seed}
 
 
 @dataclass(frozen=True)

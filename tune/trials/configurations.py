@@ -18,7 +18,7 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
 from bigbatch.tune.runs.confirmation import Confirmation
 from bigbatch.tune.runs.feasible import CONSTRAINTS_ATTR
-from bigbatch.tune.runs.run import GIVEN_ATTR, SEED_ATTR, Kind, confirmed_by, earlier_of, of_kind
+from bigbatch.tune.runs.run import CONFIRMS_ATTR, GIVEN_ATTR, SEED_ATTR, Kind, confirmed_by, earlier_of, of_kind
 
 
 class Configurations(Protocol):
@@ -119,7 +119,7 @@ class ConfirmationQueue:
         first = self.left()[0]
         if isinstance(first, Confirmation):
             params = self._study.get_trials(deepcopy=False)[first.trial].params
-            self._study.enqueue_trial(params, user_attrs=first.attrs())
+            self._study.enqueue_trial(params, user_attrs={CONFIRMS_ATTR: first.trial, SEED_ATTR: first.seed})
             # enqueue_trial does not return the trial. It is the last one, as no other driver adds any in this one's
             # turn.
             first = self._study.get_trials(deepcopy=False)[-1]
