@@ -50,7 +50,7 @@ class OptunaBridge(TrialManager, Searcher):
         Searcher.__init__(self)
         TrialManager.__init__(self, *arguments, **more)
         self._room, self._make_task = room, make_task
-        self._notes = Notes()
+        self._warned_of: set[str] = set()
         self._pause_files: dict[str, Path] = {}
 
     def suggest(self, trial_id: str) -> dict[str, object] | str | None:
@@ -78,7 +78,10 @@ class OptunaBridge(TrialManager, Searcher):
         live = self._live.get(trial_id)
         if live is None:
             return True
-        self._notes.hear(live.number, result)
+        for text in json_values.texts(result, NOTES):
+            if text not in self._warned_of:  # each warning once; the live table moves down to make room for it
+                self._warned_of.add(text)
+                print(f"warning: trial {live.number}: {text}", file=sys.stderr, flush=True)
         if line := note_oom_retries(live, json_values.objects(result, HALVINGS)):
             self.say(line)
         if why := result.get(RESTARTED):
@@ -136,17 +139,3 @@ def note_oom_retries(live: LiveTrial, reported: Sequence[Mapping[str, object]]) 
     config = config_after_oom(live.train_config, halvings)
     live.note({"config": config.to_dict(), HALVINGS_ATTR: list(reported)})
     return f"trial {live.number}: {halvings[-1]}"
-
-
-class Notes:
-    """Prints each warning once. The live table moves down to make room for it."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def hear(self, trial: int, result: Mapping[str, object]) -> None:
-        """Print the new warnings in a trial's report."""
-        for text in json_values.texts(result, NOTES):
-            if text not in self._said:
-                self._said.add(text)
-                print(f"warning: trial {trial}: {text}", file=sys.stderr, flush=True)

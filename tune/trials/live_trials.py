@@ -300,9 +300,8 @@ def stop_wait_s(live: Iterable[Records], study: Iterable[Records], env: Mapping[
     if None in known:
         known += [longest_gap_s(records) for records in study]
     gaps = [gap for gap in known if gap is not None]
-    wait = (
-        2 * max(gaps) if gaps else UNMEASURED_WAIT_S
-    )  # twice, because a file system or a node may be slow at that moment
+    # Twice, because a file system or a node may be slow at that moment.
+    wait = 2 * max(gaps) if gaps else UNMEASURED_WAIT_S
     return min(max(wait, LEAST_WAIT_S), _most_s(env))
 
 
