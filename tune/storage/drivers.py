@@ -41,27 +41,23 @@ def holding(found: Iterable[Mapping[str, object]]) -> list[Mapping[str, object]]
     return [one for one in found if one.get("devices") and json_values.number(one, "written_at") > recent]
 
 
-def begin_driver(study: optuna.Study, folder: Path, key: str | None, ledger: Ledger) -> Drivers:
-    """The drivers of ``study``, with this one among them.
+class Drivers:
+    """The drivers of ``study``, as the one in ``folder`` sees them. Call ``beat`` often from one thread.
 
     ``key``: that of an earlier process in this folder; None: a new one.
     """
-    # Optuna puts a cache of its own around a database.
-    storage = getattr(study._storage, "_backend", study._storage)
-    assert isinstance(storage, PatientStorage)
-    return Drivers(study, folder, key or secrets.token_hex(4), ledger, storage)
-
-
-class Drivers:
-    """The drivers of ``study``, as the one in ``folder`` sees them. Call ``beat`` often from one thread."""
 
     clock = staticmethod(time.monotonic)
 
-    def __init__(self, study: optuna.Study, folder: Path, key: str, ledger: Ledger, storage: PatientStorage) -> None:
-        self._study, self._folder, self._ledger, self._storage = study, folder, ledger, storage
-        self.key = key
+    def __init__(self, study: optuna.Study, folder: Path, key: str | None, ledger: Ledger) -> None:
+        self._study, self._folder, self._ledger = study, folder, ledger
+        # Optuna puts a cache of its own around a database.
+        storage = getattr(study._storage, "_backend", study._storage)
+        assert isinstance(storage, PatientStorage)
+        self._storage = storage
+        self.key = key or secrets.token_hex(4)
         # A driver that comes back is a new owner: so the trials of its killed process count as left.
-        self.owner = f"{key}.{secrets.token_hex(4)}"
+        self.owner = f"{self.key}.{secrets.token_hex(4)}"
         self._others: dict[str, Mapping[str, object]] = {}
         self._beaten_at = self._trusts_from = self.clock()
         self._idle_since: float | None = None

@@ -135,7 +135,10 @@ class StudyStore:
         store._take()
         if (folder / STUDY_FILE).exists() or (folder / JOURNAL_FILE).exists():
             store.close()
-            raise ConfigError(_holds_a_study(folder))
+            raise ConfigError(
+                f"a new study needs an empty folder; {str(folder)!r} holds a study. "
+                "Write --resume to continue it, or --study OTHER."
+            )
         # First the description: a study without one could be neither resumed nor made again.
         _write_description(folder, {"schema_version": SCHEMA_VERSION, "name": name, **description})
         try:
@@ -186,10 +189,10 @@ class StudyStore:
         """Give signs of life to the other drivers of a study in a database."""
         if self._storage_url is None:
             return
-        from bigbatch.tune.storage.drivers import begin_driver
+        from bigbatch.tune.storage.drivers import Drivers
 
         key = json_values.text_or_none(description, "driver")
-        self.drivers = begin_driver(self.study, self.folder, key, self.ledger)
+        self.drivers = Drivers(self.study, self.folder, key, self.ledger)
         if key is None:
             self.describe({"driver": self.drivers.key})
         self._pulse = Pulse(self.drivers.beat)  # not the lease's: the database may be away for long
@@ -300,7 +303,20 @@ class StudyStore:
         self._hold.also(self.ledger.beat)
 
     def _storage(self) -> optuna.storages.BaseStorage:
-        return open_storage(self.folder, self._storage_url, self.disk)
+        """The study's journal, or its database. Raises ConfigError if it cannot be opened."""
+        url = self._storage_url
+        if url is None:
+            return open_journal(self.folder / JOURNAL_FILE, self.disk)
+        try:
+            from bigbatch.tune.storage.database import PatientStorage  # SQLAlchemy; the journal needs none
+
+            return PatientStorage(url)
+        except Exception as error:  # SQLAlchemy and each database driver raise their own
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f"--storage must be the URL of a database that can be opened; got {redact(url)!r}: {redact(reason)}. "
+                "Write e.g. postgresql+psycopg://user@host/db, or leave it out for the journal file."
+            ) from None
 
     # Files made from the journal
 
@@ -348,13 +364,6 @@ class StudyStore:
         """Change keys of study.json."""
         _write_description(self.folder, {**read_description(self.folder), **changes})
 
-    def end_session(self, **facts: object) -> None:
-        """Add facts to the last session in study.json."""
-        description = read_description(self.folder)
-        if description.get("sessions"):
-            description["sessions"][-1].update(facts)
-        _write_description(self.folder, description)
-
     def write_last(self, outcome: str, elapsed_s: float) -> None:
         """Write the tables and the session's end. Without room, or without the database, they stay unchanged."""
         if not self.folder.exists():
@@ -363,23 +372,11 @@ class StudyStore:
             self.drop_checkpoints()
             self.refresh(force=True)
         with self.disk.quietly():
-            self.end_session(outcome="disk full" if self.disk.full else outcome, elapsed_s=round(elapsed_s, 1))
-
-
-def open_storage(folder: Path, url: str | None, disk: Disk | None = None) -> optuna.storages.BaseStorage:
-    """The study's journal, or the database at ``url``. Raises ConfigError if it cannot be opened."""
-    if url is None:
-        return open_journal(folder / JOURNAL_FILE, disk or Disk(folder))
-    try:
-        from bigbatch.tune.storage.database import PatientStorage  # SQLAlchemy; the journal needs none
-
-        return PatientStorage(url)
-    except Exception as error:  # SQLAlchemy and each database driver raise their own
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"--storage must be the URL of a database that can be opened; got {redact(url)!r}: {redact(reason)}. "
-            "Write e.g. postgresql+psycopg://user@host/db, or leave it out for the journal file."
-        ) from None
+            description = read_description(self.folder)
+            if description.get("sessions"):
+                end = {"outcome": "disk full" if self.disk.full else outcome, "elapsed_s": round(elapsed_s, 1)}
+                description["sessions"][-1].update(end)
+            _write_description(self.folder, description)
 
 
 def _write_progress(trials: Sequence[optuna.trial.FrozenTrial], folder: Path, objectives: Objectives) -> None:
@@ -393,13 +390,6 @@ def _write_progress(trials: Sequence[optuna.trial.FrozenTrial], folder: Path, ob
 
 def _write_description(folder: Path, description: Description) -> None:
     write_json(folder / STUDY_FILE, description, indent=2, durable=True)
-
-
-def _holds_a_study(folder: Path) -> str:
-    return (
-        f"a new study needs an empty folder; {str(folder)!r} holds a study. "
-        "Write --resume to continue it, or --study OTHER."
-    )
 
 
 @contextlib.contextmanager
