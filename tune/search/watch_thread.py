@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from bigbatch.train_loop.progress import WRITE_EVERY_S, StepProgress, read_progress
+from bigbatch.tune.console.display import duration
 from bigbatch.tune.runs.run import Run
 
 LEAST_SILENCE_S = 60.0
@@ -59,31 +59,17 @@ class Watchdog:
         self._busy_at = now if trials else self._busy_at
         expected = max(LEAST_SILENCE_S, TIMES_LONGEST * self._longest_s)
         found = [
-            f"trial {trial.number} has not reported for {clock(now - trial.heard_at)}; last report: {trial.last_word}"
+            f"trial {trial.number} has not reported for {duration(now - trial.heard_at)}; "
+            f"last report: {trial.last_word}"
             for trial in trials
             if now - trial.heard_at >= expected
         ]
         if now - self._busy_at >= LEAST_SILENCE_S:
-            found.append(f"no trial is running, and none has begun for {clock(now - self._busy_at)}")
+            found.append(f"no trial is running, and none has begun for {duration(now - self._busy_at)}")
         if not found or now < self._next_line:
             return None
         self._next_line = now + EVERY_S
         return "; ".join(found)
-
-
-def clock(seconds: float) -> str:
-    """``75`` → ``1:15``."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-
-
-class WatchdogListener(Protocol):
-    """Receives lines of other threads than the driver's."""
-
-    def search_said(self, text: str) -> None:
-        """Show a line of the watchdog."""
-
-    def note(self, text: str) -> None:
-        """Show a line that stays."""
 
 
 class SearchWatch:
@@ -92,14 +78,14 @@ class SearchWatch:
     Args:
         runs: called in the driver's thread when the progress of a trial has changed: with its number, and where it is.
         progress_of: from a trial's number to the file in which its worker reports progress.
-        tellers: receive each line, in the watching thread.
+        tellers: displays, whose ``search_said`` and ``note`` receive each line, in the watching thread.
     """
 
     def __init__(
         self,
         runs: Callable[[int, StepProgress], None],
         progress_of: Callable[[int], Path],
-        tellers: Sequence[WatchdogListener],
+        tellers: Sequence[object],
     ) -> None:
         self._runs, self._progress_of, self._tellers = runs, progress_of, tellers
         self._watchdog = Watchdog(time.monotonic())
