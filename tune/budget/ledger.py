@@ -62,13 +62,6 @@ class DeviceSeconds:
         except (TypeError, ValueError):
             return None
 
-    def words(self, unit: str) -> str:
-        """E.g. ``12.30 GPU hours held by the study, 11.02 of them spent on trials``."""
-        return (
-            f"{self.held_s / 3600:.2f} {unit} held by the study, "
-            f"{sum(self.trials_s.values()) / 3600:.2f} of them spent on trials"
-        )
-
 
 @dataclass(frozen=True)
 class OpenBill:

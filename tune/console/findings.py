@@ -208,7 +208,8 @@ def _print_counts(
         f"{f'{infeasible} infeasible, ' if infeasible else ''}{failed} failed"
         f"{f', {paused} paused' if paused else ''}"
         f"{f', {waiting} interrupted' if waiting else ''}; "
-        f"{duration(elapsed_s)} elapsed, {used.words(unit)}."
+        f"{duration(elapsed_s)} elapsed, {used.held_s / 3600:.2f} {unit} held by the study, "
+        f"{sum(used.trials_s.values()) / 3600:.2f} of them spent on trials."
     )
     for line in failures_in_words(trials):
         console.print(f"  {line}")

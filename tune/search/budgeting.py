@@ -62,12 +62,12 @@ def check_budget(plan: SearchPlan, store: StudyStore | None = None) -> None:
     least_s = times.ray_start_s + times.trial_start_s + epoch_s + times.ending_s
     # On a cluster of another's only trials are counted, not Ray's start and end (docs/decisions/029).
     billed_s = least_s if owns_cluster(local=plan.address == "local") else times.trial_start_s + epoch_s
-    least_h = billed_s * devices / 3600
+    least_h, unit = billed_s * devices / 3600, "GPU hours" if plan.machine.gpus else "worker hours"
     words = f"the start takes about {times.ray_start_s + times.trial_start_s:.0f} s, an epoch {epoch_s:.2g} s and the "
     words += f"end {times.ending_s:.0f} s, on {amount(devices, 'device')}"
     if plan.budget_gpu_hours is not None and plan.budget_gpu_hours < least_h:
         raise ConfigError(
-            f"at least {more_than(least_h)} {budget_unit(plan)} are needed: {words}; got --budget-gpu-hours "
+            f"at least {more_than(least_h)} {unit} are needed: {words}; got --budget-gpu-hours "
             f"{plan.budget_gpu_hours:g}. Write --budget-gpu-hours {more_than(used_h + MARGIN * least_h)} or more."
         )
     if plan.time_budget_s is not None and plan.time_budget_s < least_s:
@@ -98,11 +98,6 @@ def devices_at_least(plan: SearchPlan) -> int:
     """The devices that the search will hold, as far as they are known before its cluster is."""
     known = plan.address == "local" and plan.machine.nodes
     return max(devices_held(plan.machine, plan.share) if known else 0, plan.workers)
-
-
-def budget_unit(plan: SearchPlan) -> str:
-    """The unit of the plan's budget."""
-    return "GPU hours" if plan.machine.gpus else "worker hours"
 
 
 def more_than(hours: float) -> str:

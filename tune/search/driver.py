@@ -258,7 +258,9 @@ def _start_ray(plan: SearchPlan, store: StudyStore, stack: ExitStack, console: C
     """Start Ray, or join one, until ``stack`` ends. Notes how long a start took: the next budget keeps room for it."""
     is_local, since = plan.address == "local", time.monotonic()
     console.print("Starting Ray …" if is_local else f"Joining Ray at {plan.address} …", style="dim")
-    connection = stack.enter_context(_session(plan, store))
+    log = store.log_folder / "ray.log"
+    local = (plan.machine.cpus, plan.machine.gpus, log)
+    connection = stack.enter_context(LocalRay(*local) if is_local else JoinedRay(plan.address, log))
     if is_local:
         store.ledger.note(ray_start_s=time.monotonic() - since)
     return connection
@@ -321,13 +323,6 @@ def _check_waiting(plan: SearchPlan, store: StudyStore) -> None:
                 raise ConfigError(
                     f"--workers must suit the interrupted trials; got {plan.workers}. Trial {trial.number}: {error}"
                 ) from None
-
-
-def _session(plan: SearchPlan, store: StudyStore) -> LocalRay | JoinedRay:
-    log = store.log_folder / "ray.log"
-    if plan.address == "local":
-        return LocalRay(plan.machine.cpus, plan.machine.gpus, log)
-    return JoinedRay(plan.address, log)
 
 
 def _ray_storage(plan: SearchPlan, connection: RayConnection) -> Path:
