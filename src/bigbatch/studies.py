@@ -202,8 +202,8 @@ class StudyFigures(Mapping[str, "Figure"]):
     """Figures of a report by name. Each is made, as a plotly figure, when it is asked for."""
 
     def __init__(self, figures: Sequence[ReportFigure]) -> None:
-        self._figures = {figure.name: figure for figure in figures if figure.is_drawn}
-        self.missing: Mapping[str, str] = {figure.name: figure.missing for figure in figures if not figure.is_drawn}
+        self._figures = {figure.name: figure for figure in figures if figure.data}
+        self.missing: Mapping[str, str] = {figure.name: figure.missing for figure in figures if not figure.data}
         """Name of a figure that has nothing to show → the reason."""
 
     def __getitem__(self, name: str) -> Figure:

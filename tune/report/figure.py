@@ -115,11 +115,6 @@ class ReportFigure:
     missing: str = ""
     """Why there is no figure."""
 
-    @property
-    def is_drawn(self) -> bool:
-        """Whether it shows something."""
-        return bool(self.data)
-
 
 def fewer_trials(study: RecordedStudy, runs: Sequence[Run], most: int = MOST_POINTS) -> list[Run]:
     """At most ``most`` of the trials: the best ones, then the first ones."""

@@ -89,14 +89,15 @@ class FigureBook:
     """The figures of one page."""
 
     def __init__(self) -> None:
-        self._drawn: dict[str, ReportFigure] = {}
+        self.drawn: dict[str, ReportFigure] = {}
+        """By name, the placed ones that need a script."""
 
     def place(self, figure: ReportFigure) -> Markup:
         """The figure's place in the page, with its title and caption."""
         head = tag("h3", figure.title)
-        if not figure.is_drawn:
+        if not figure.data:
             return card(head, tag("p", f"No figure. {figure.missing}", class_="soft"))
-        self._drawn[figure.name] = figure
+        self.drawn[figure.name] = figure
         style = f"height:{figure.layout.get('height', HEIGHT)}px"
         slot = tag("div", class_="plot", data_figure=figure.name, style=style, role="img", aria_label=figure.title)
         return tag("figure", head, slot, tag("figcaption", figure.caption), class_="card")
@@ -105,10 +106,5 @@ class FigureBook:
         """What the page's script reads."""
         return {
             "templates": {"light": template(dark=False), "dark": template(dark=True)},
-            "figures": {name: plain({"data": f.data, "layout": f.layout}) for name, f in self._drawn.items()},
+            "figures": {name: plain({"data": f.data, "layout": f.layout}) for name, f in self.drawn.items()},
         }
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no figure needs a script."""
-        return not self._drawn

@@ -100,7 +100,7 @@ def page_document(title: str, body: Markup, book: FigureBook) -> str:
     The policy lets no script run but the two of this page, and lets nothing be loaded.
     """
     script, style = _asset("page.js"), _asset("page.css")
-    drawn = not book.is_empty
+    drawn = bool(book.drawn)
     plotly = plotly_script().replace(b"\r\n", b"\n") if drawn else b""  # as a browser reads it, so that the hash fits
     hashes = [_hash(script.encode()), *([_hash(plotly)] if drawn else [])]
     policy = (

@@ -66,7 +66,7 @@ def points_of(trials: list[FrozenTrial], **about: object) -> RecordedStudy:
 
 def test_plotly_takes_every_figure_of_a_whole_study(folder: Path) -> None:
     pytest.importorskip("plotly")
-    made = {one.name: plotly_figure(one) for one in all_figures(open_recorded(folder)) if one.is_drawn}
+    made = {one.name: plotly_figure(one) for one in all_figures(open_recorded(folder)) if one.data}
     assert set(made) == EXPECTED
     for name, figure in made.items():
         assert any(len(trace.x or ()) for trace in figure.data), name
@@ -163,7 +163,7 @@ def test_a_study_that_minimises(tmp_path: Path) -> None:
         StudySummary(tmp_path, "done"), tuple(study.trials), read_objectives("x", "val_loss:min", Reported(10))
     )
     assert recorded.best_first[0].number == 11
-    assert {f.name for f in all_figures(recorded) if f.is_drawn} >= {"learning-curves", "rate-by-batch-sgd"}
+    assert {f.name for f in all_figures(recorded) if f.data} >= {"learning-curves", "rate-by-batch-sgd"}
 
 
 def test_json_for_a_page_has_no_number_that_json_lacks() -> None:
