@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.config.words import epochs_text
+from bigbatch.train_loop.config.words import amount, epochs_text
 from bigbatch.tune.console.answer_words import seconds_words
 from bigbatch.tune.console.text import aligned, from_here
 from bigbatch.tune.runs import metrics
@@ -90,7 +90,7 @@ def plan_lines(plan: ScalePlan, done: Sequence[int]) -> list[str]:
     for size in plan.sizes:
         split = size.config.batch.split(size.workers)
         lines.append(
-            f"  {_workers(size.workers):>10}, {size.nodes:,} node{'s' * (size.nodes > 1)}: "
+            f"  {amount(size.workers, 'worker'):>10}, {size.nodes:,} node{'s' * (size.nodes > 1)}: "
             f"batch {split.global_size} = {split.workers} × "
             f"{split.accumulation_steps} × {split.micro_size}, lr {size.config.optimizer.peak_lr:.4g}"
             f"{', done' * (size.workers in done)}"
@@ -137,10 +137,6 @@ def useful_text(sizes: Sequence[SizeResult]) -> str:
     part = f"{100 * LEAST_EFFICIENCY:.0f} % of the device hours buy progress"
     wasteful = next((n for n, found in efficiencies.items() if found < LEAST_EFFICIENCY), None)
     if wasteful is None:
-        return f"Up to {_workers(sizes[-1].workers)}, the most measured, at least {part} ({basis})."
+        return f"Up to {amount(sizes[-1].workers, 'worker')}, the most measured, at least {part} ({basis})."
     useful = max(n for n in efficiencies if n < wasteful)
-    return f"Past {_workers(useful)} more is waste: at {wasteful} less than {part} ({basis})."
-
-
-def _workers(count: int) -> str:
-    return f"{count:,} worker{'s' * (count > 1)}"
+    return f"Past {amount(useful, 'worker')} more is waste: at {wasteful} less than {part} ({basis})."
