@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial
@@ -48,17 +47,13 @@ MOST_LOOKED_AT = 50
 value: of those that paused in the same epoch, the ones with the best values."""
 
 
-@dataclass(frozen=True)
 class EarlyLook:
     """Pauses each trial once; see above."""
 
-    facts: SearchFacts
-    encoder: CurveEncoder = field(repr=False, compare=False)
-    index: PausedTrials = field(init=False, repr=False, compare=False)
-    """The facts about the study that each decision needs."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "index", PausedTrials(self.facts))
+    def __init__(self, facts: SearchFacts, encoder: CurveEncoder) -> None:
+        self.facts, self.encoder = facts, encoder
+        self.index = PausedTrials(facts)
+        """The facts about the study that each decision needs."""
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """PAUSE at the look. A trial goes on if it continues a paused one, or was not paused at its look."""
