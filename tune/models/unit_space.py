@@ -11,6 +11,7 @@ import math
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,7 +133,7 @@ class UnitSpace:
             d = dimension.distribution
             if dimension.name not in params:
                 parts += [ABSENT] * _width(d)
-            elif isinstance(d, CategoricalDistribution) and is_word(d):
+            elif is_word(d):
                 parts += [ONE_HOT * (choice == params[dimension.name]) for choice in d.choices]
             else:
                 parts.append(position(params[dimension.name], d))
@@ -195,11 +196,7 @@ def words_of(facts: SearchFacts) -> dict[str, set[object]]:
     return {
         d.name: set(d.distribution.choices)
         for d in facts.dimensions
-        if isinstance(d.distribution, CategoricalDistribution)
-        and not _is_numeric(d.distribution)
-        and d.always
-        and not d.active_when
-        and d.name != facts.frontier
+        if is_word(d.distribution) and d.always and not d.active_when and d.name != facts.frontier
     }
 
 
@@ -215,15 +212,13 @@ def middle_of(dimension: Dimension) -> object:
     return value_at(0.5, d, dimension.prior)
 
 
-def is_word(distribution: BaseDistribution) -> bool:
+def is_word(distribution: BaseDistribution) -> TypeGuard[CategoricalDistribution]:
     """Whether the values are choices without an order."""
     return isinstance(distribution, CategoricalDistribution) and not _is_numeric(distribution)
 
 
 def _width(distribution: BaseDistribution) -> int:
-    if isinstance(distribution, CategoricalDistribution) and is_word(distribution):
-        return len(distribution.choices)
-    return 1
+    return len(distribution.choices) if is_word(distribution) else 1
 
 
 def _parents_first(dimensions: Sequence[Dimension]) -> tuple[Dimension, ...]:
