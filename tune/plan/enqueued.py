@@ -200,15 +200,11 @@ def enqueue_first_trials(plan: SearchPlan, study: optuna.Study) -> None:
         if trial.label not in there:
             config = trial.config.replace_keys({"model.name": plan.model})  # a joined cluster may have decided it
             attrs = {ENQUEUED_ATTR: trial.label, GIVEN_ATTR: config.to_dict()}
-            study.enqueue_trial(parameters_of_trial(trial, plan), user_attrs=attrs)
+            nearest = nearest_parameters(plan.space, trial.config, plan.workload, plan.overrides) or {}
+            study.enqueue_trial(nearest, user_attrs=attrs)
     if plan.strategy in LEARNING:  # the designs random and qmc stay as they are
         for point in plan.space.initial_points(plan.workload, plan.overrides):
             study.enqueue_trial(point, skip_if_exists=True)
-
-
-def parameters_of_trial(trial: EnqueuedTrial, plan: SearchPlan) -> dict[str, object]:
-    """What the study notes as the trial's parameters: the nearest ones of the space."""
-    return nearest_parameters(plan.space, trial.config, plan.workload, plan.overrides) or {}
 
 
 def in_words(trials: Sequence[EnqueuedTrial]) -> str:

@@ -11,9 +11,10 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from bigbatch.search_spaces.check import nearest_parameters
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.enqueued import enqueue_first_trials, in_words, parameters_of_trial, read_sources
+from bigbatch.tune.plan.enqueued import enqueue_first_trials, in_words, read_sources
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.warm_start import best_known
@@ -140,7 +141,7 @@ def test_a_trial_trains_exactly_the_recipe_and_the_study_has_the_nearest_paramet
     for asked, task, trial in zip(plan.enqueued, tasks, trials, strict=False):
         assert isinstance(task, dict) and TrainConfig.from_dict(task["config"]) == asked.config
         assert trial.user_attrs["enqueued"] == asked.label
-        assert trial.params == parameters_of_trial(asked, plan)
+        assert trial.params == nearest_parameters(plan.space, asked.config, plan.workload, plan.overrides)
     assert "enqueued" not in trials[4].user_attrs
     store.close()
 
