@@ -218,8 +218,8 @@ class AnswerWords:
             still = "what fits them by luck is still in this value."
             return f"{said}The seeds are fresh, but the same {on} chose it: {still}{advice}"
         among = json_values.whole_number(own, "finished")
-        best_of = f"the best of {among} runs" if among > 1 else "the only run"
-        return f"{said}It is {best_of} by this very value, so a part of it is luck." if among > 1 else said.strip()
+        luck = f"It is the best of {among} runs by this very value, so a part of it is luck."
+        return f"{said}{luck}" if among > 1 else said.strip()
 
     def at_chance(self) -> str:
         """The values whose runs have not learned."""
@@ -283,9 +283,7 @@ class AnswerWords:
     def of_each_seed(self) -> str:
         """``: 94.4, 95.0 and 93.9 % on the images that did not choose it``."""
         each = self._answer.get("values")
-        if not isinstance(each, (list, tuple)):
-            return ""
-        if not 1 <= len(each) <= FEW:
+        if not isinstance(each, (list, tuple)) or not 1 <= len(each) <= FEW:
             return ""
         texts = [self._text(value) for value in each]
         texts = [*(text.removesuffix(" %") for text in texts[:-1]), texts[-1]]
