@@ -32,7 +32,7 @@ from bigbatch.base import json_values
 from bigbatch.tune.runs import learned
 from bigbatch.tune.runs.learned import HELD_OUT, INDISTINCT, NOTHING_LEARNED, baseline_of
 from bigbatch.tune.runs.metrics import COSTS
-from bigbatch.tune.runs.objective import HALF_A_POINT, Objective, Tolerance, stored_tolerance
+from bigbatch.tune.runs.objective import HALF_A_POINT, Objective, Tolerance, read_tolerance
 from bigbatch.tune.runs.reported import (
     Examples,
     ReportedValue,
@@ -210,7 +210,7 @@ def frontier_facts(description: Mapping[str, object], objective: Objective = Obj
     return FrontierFacts(
         name=json_values.text(declared, "name") if has_values else None,
         values=tuple(values) if isinstance(values, (list, tuple)) else (None,),
-        tolerance=stored_tolerance(description, objective),
+        tolerance=read_tolerance(json_values.text_or_none(description, "tolerance"), objective),
         examples=Examples(
             json_values.whole_number(description, "val_size", 0),
             json_values.whole_number(description, "holdout_size", 0),

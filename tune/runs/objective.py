@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -326,8 +326,3 @@ def read_tolerance(text: str | None, objective: Objective) -> Tolerance:
             f"Write a part of the best value, e.g. {ONE_PER_CENT}."
         )
     return found
-
-
-def stored_tolerance(description: Mapping[str, object], objective: Objective) -> Tolerance:
-    """That of study.json."""
-    return read_tolerance(json_values.text_or_none(description, "tolerance"), objective)
