@@ -33,19 +33,16 @@ SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 def knowledge_of(plan: SearchPlan, stored: Mapping[str, object]) -> tuple[KnownStudy, ...]:
     """What a new search reads by its options, and what a resumed one has in its study.json.
 
-    Raises ConfigError as ``read_knowledge``, and for a study that began without knowledge.
+    Raises ConfigError for no study, an empty or an unsuitable one, and for a resumed one that began without knowledge.
     """
-    if stored and plan.options.warm_start and not stored.get(WARM_START):
+    paths = plan.options.warm_start
+    if stored and paths and not stored.get(WARM_START):
         raise ConfigError(
             "--warm-start is for the beginning of a study; got --resume of one that began without it. Leave it out, or "
             "write --study OTHER."
         )
-    return stored_knowledge(stored, plan.objectives.first) if stored else read_knowledge(plan)
-
-
-def read_knowledge(plan: SearchPlan) -> tuple[KnownStudy, ...]:
-    """The studies that ``--warm-start`` names. Raises ConfigError for no study, an empty or an unsuitable one."""
-    paths = plan.options.warm_start
+    if stored:
+        return stored_knowledge(stored, plan.objectives.first)
     if paths and (plan.objectives.several or "=" in plan.objectives.text):
         raise ConfigError(
             f"--warm-start needs a search for one metric; got {plan.objectives.text}. Leave out --warm-start."
