@@ -155,21 +155,6 @@ def check_same_values(frontier: FrontierPlan | None, workers: int, stored: Mappi
     raise NotSameStudy(what, f"Write --workers {stored.get('workers')}")
 
 
-def check_joins(identity: Mapping[str, object], stored: Mapping[str, object]) -> None:
-    """Raise ConfigError if the plan of a driver that joins a study differs from the study's.
-
-    Args:
-        identity: the facts of its plan.
-        stored: the facts in the database.
-    """
-    try:
-        check_same_study(identity, stored)
-    except NotSameStudy as error:
-        raise ConfigError(
-            f"--join works on a study as its first driver planned it: {error.what}. Write the same, or --study OTHER."
-        ) from None
-
-
 class NotSameStudy(ConfigError):
     """The plan differs from the study's."""
 

@@ -11,7 +11,7 @@ import optuna
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.plan.option_checks import check_joins
+from bigbatch.tune.plan.option_checks import NotSameStudy, check_same_study
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.storage.store import StudyStore
 
@@ -76,4 +76,9 @@ def check_same_model(plan: SearchPlan, study: optuna.Study) -> None:
         study.set_user_attr(PLAN_ATTR, stored)
     if identity["model"] is None:
         del identity["model"]
-    check_joins(identity, stored)
+    try:
+        check_same_study(identity, stored)
+    except NotSameStudy as error:
+        raise ConfigError(
+            f"--join works on a study as its first driver planned it: {error.what}. Write the same, or --study OTHER."
+        ) from None
