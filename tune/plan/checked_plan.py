@@ -72,7 +72,6 @@ from bigbatch.tune.plan.own_code import (
     own_values,
     read_own_objectives,
     refuse_options_of_the_loop,
-    trainable_data,
     with_components,
 )
 from bigbatch.tune.plan.search_plan import SearchPlan, stored_trials
@@ -295,7 +294,8 @@ def _data_of(
 ) -> tuple[FolderScan | None, DataInfo, dict[str, object]]:
     """The images of a folder, the facts of the data with the holdout, and the overrides that name it."""
     if o.trainable is not None:
-        return None, trainable_data(), overrides
+        # A stand-in for the data set, which is not known.
+        return None, DataInfo("own", None, 0, 0, 0, 0, 0, (), "imagenet"), overrides
     looked = look(asked, open_some=True)
     data, overrides = divide_validation(looked.info, overrides, o.holdout)
     check_stage(o.stage, data)

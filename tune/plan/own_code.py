@@ -25,7 +25,6 @@ from bigbatch.train_loop.config.own_names import (
 from bigbatch.train_loop.config.rules import OPEN_SECTIONS, check_component, is_own, shown_name
 from bigbatch.train_loop.config.sections import OPTIMIZERS
 from bigbatch.train_loop.config.train_config import LOSSES as BUILT_IN_LOSSES
-from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.launch.checks import option_sections, takes_options, try_users_code
 from bigbatch.train_loop.plugins.registry import check_call, load_function
 from bigbatch.tune.plan.fitting import optimizers_of
@@ -161,8 +160,6 @@ OF_THE_LOOP = (
     "stage", "enqueue", "metric",
 )  # fmt: skip
 """Options of our own training loop: the function brings its own data and network."""
-OWN_DATA = "own"
-"""What stands for the name of the data set."""
 
 
 def refuse_options_of_the_loop(o: SearchOptions) -> None:
@@ -205,11 +202,6 @@ def load_trainable(o: SearchOptions) -> TrainableSpace:
     name = str(own_name(OPTION, f"{word}:train" if word.endswith(".py") else word))
     check_call(OPTION, name, load_function(OPTION, name), ARGUMENTS, {})
     return load_trainable_space(o.space, name)
-
-
-def trainable_data() -> DataInfo:
-    """A stand-in for the data set, which is not known."""
-    return DataInfo(OWN_DATA, None, 0, 0, 0, 0, 0, (), "imagenet")
 
 
 def read_own_objectives(o: SearchOptions) -> Objectives:
