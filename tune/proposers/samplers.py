@@ -45,8 +45,8 @@ def sampler_factory(
     name: str,
     seed: int,
     trials: int,
-    parameters: Iterable[str] = (),
-    priors: Mapping[str, LogNormal] | None = None,
+    parameters: Iterable[str],
+    priors: Mapping[str, LogNormal],
 ) -> Callable[[int], BaseSampler]:
     """A function from a trial's number to its sampler.
 
@@ -59,19 +59,15 @@ def sampler_factory(
         priors: soft priors of parameters, for everything that is drawn before, or without, a model of the trials.
     """
     startup, names = max(4, min(10, trials // 3)), tuple(parameters)
-    known = priors or {}
 
     def make(number: int) -> BaseSampler:
-        own = trial_seed(seed, number)
         if name == "random":
-            return SobolSampler((), seed, known)  # a name that it does not know is drawn at random
-        design = SobolSampler(names, seed, known)
+            return SobolSampler((), seed, priors)  # a name that it does not know is drawn at random
+        design = SobolSampler(names, seed, priors)
         if name == "qmc":
             return design
-        if name != "tpe":
-            raise ValueError(f"no such sampler: {name!r}")
         # group: in a conditional space, each optimizer's parameters are modelled together.
-        tpe = TPESampler(seed=own, n_startup_trials=startup, multivariate=True, group=True)
+        tpe = TPESampler(seed=trial_seed(seed, number), n_startup_trials=startup, multivariate=True, group=True)
         # Optuna's TPE would draw the first trials uniformly at random. It calls only methods of BaseSampler.
         tpe._random_sampler = design  # type: ignore[assignment]
         return ShownSampler(tpe, shown_to_tpe)
@@ -93,9 +89,7 @@ def make_pruner(name: str, max_epochs: int) -> BasePruner:
         return SuccessiveHalvingPruner(min_resource=first, reduction_factor=REDUCTION_FACTOR)
     if name == "median":
         return MedianPruner(n_startup_trials=4, n_warmup_steps=first)
-    if name == "none":
-        return NopPruner()
-    raise ValueError(f"no such scheduler: {name!r}")
+    return NopPruner()
 
 
 def quiet_optuna() -> None:
