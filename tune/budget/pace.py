@@ -41,10 +41,6 @@ MOST_TIMES = 99
 """Times of which the median is taken, the latest ones: so a study of any length costs the same."""
 
 
-def _latest_times() -> deque[float]:
-    return deque(maxlen=MOST_TIMES)
-
-
 class Pace:
     """Median seconds of epochs by key, and of start-ups.
 
@@ -55,7 +51,7 @@ class Pace:
     def __init__(self, trials: Iterable[FrozenTrial] = (), start_s: float = 0.0) -> None:
         """``start_s``: the assumed seconds of a start-up until one was measured."""
         self._epochs: dict[PaceKey, deque[float]] = {}
-        self._starts, self._expected_s = _latest_times(), start_s
+        self._starts, self._expected_s = deque[float](maxlen=MOST_TIMES), start_s
         self.shortest_s: float | None = None
         """The shortest epoch that was measured; None before the first."""
         for trial in trials:
@@ -66,7 +62,7 @@ class Pace:
     def add_epoch(self, key: PaceKey, seconds: float) -> None:
         """Take in the time of one epoch."""
         if seconds > 0:
-            self._epochs.setdefault(key, _latest_times()).append(seconds)
+            self._epochs.setdefault(key, deque(maxlen=MOST_TIMES)).append(seconds)
             self.shortest_s = seconds if self.shortest_s is None else min(self.shortest_s, seconds)
 
     def add_start(self, seconds: float) -> None:

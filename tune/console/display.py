@@ -324,10 +324,6 @@ class PlainLines:
         if line := self._within_epochs.setdefault(trial.number, ProgressLines()).line(steps):
             self.say(f"trial {trial.number} {line}")
 
-    def search_said(self, text: str) -> None:
-        """Print a line of the watchdog."""
-        self.say(text)
-
     def trial_started(self, trial: Run) -> None:
         """Print that the trial has started, or resumed."""
         self._progress.put(trial)
@@ -370,7 +366,7 @@ class PlainLines:
         line = f"[{duration(time.monotonic() - self._progress.started)}] {text}\n"
         print(line, end="", file=self._out, flush=True)  # one call: the watchdog prints from another thread
 
-    note = say
+    search_said = note = say
 
 
 def make_display(progress: SearchProgress, out: TextIO | None = None, *, quiet: bool = False) -> LiveTable | PlainLines:

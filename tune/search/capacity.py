@@ -143,8 +143,9 @@ class Capacity:
         machine = self._machine()
         if self._gpus and not machine.gpus:
             raise ConfigError(f"a trial needs {self._workers} GPU(s); there is none")
-        usable = machine if self._gpus else _without_gpus(machine)
-        self._share = share_out(usable, self._workers, self._trials, self._per_gpu)
+        if not self._gpus:  # a search that began without GPUs
+            machine = Machine(tuple(Node(node.cpus, 0, node.memory_bytes) for node in machine.nodes))
+        self._share = share_out(machine, self._workers, self._trials, self._per_gpu)
         self._last = self._share
 
     def _fit(self) -> None:
@@ -168,8 +169,3 @@ class Capacity:
 def lost_wait_s() -> float:
     """How long a search waits for nodes if no trial fits, in seconds."""
     return WAIT_IN_JOB_S if owns_cluster(local=False) else JOINED_GRACE_S
-
-
-def _without_gpus(machine: Machine) -> Machine:
-    """The same nodes without their GPUs, for a search that began without GPUs."""
-    return Machine(tuple(Node(node.cpus, 0, node.memory_bytes) for node in machine.nodes))

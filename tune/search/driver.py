@@ -18,6 +18,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.signals import StopSignals
 from bigbatch.train_loop.launch.ray_session import JoinedRay, LocalRay, RayConnection, check_reachable
+from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.budget.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
 from bigbatch.tune.console.display import PlainLines, SearchProgress, make_display
 from bigbatch.tune.console.findings import (
@@ -51,7 +52,6 @@ from bigbatch.tune.search.running import (
     over_function,
     recorders,
     search_answer,
-    watch_over,
 )
 from bigbatch.tune.search.watch_thread import SearchWatch
 from bigbatch.tune.storage.description import provenance, read_description
@@ -235,7 +235,7 @@ def _search(
         )
         lines = PlainLines(SearchProgress(*shown), log)
         with make_display(SearchProgress(*shown), quiet=plan.options.quiet) as display:
-            watch = watch_over(run, store, [lines, display])
+            watch = SearchWatch(bridge.runs, lambda n: progress_file(store.trial_log(n)), [lines, display])
             observers += [watch, lines, display, sharing]
             with watch.running(), stop.acknowledged_by(getattr(display, "acknowledge", None)):
                 connection.tell_dashboard(watch.note)

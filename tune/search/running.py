@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.budget.budget import Budget
 from bigbatch.tune.budget.pace import Pace
 from bigbatch.tune.export import wandb_log
@@ -27,7 +26,6 @@ from bigbatch.tune.runs.observer import Observer
 from bigbatch.tune.runs.run import count_ended, has_enough
 from bigbatch.tune.search.budgeting import confirmation_facts, left_to_confirm, reserve_of
 from bigbatch.tune.search.interrupts import StopRequest
-from bigbatch.tune.search.watch_thread import SearchWatch
 from bigbatch.tune.storage.frontier_file import frontier_json
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
@@ -119,11 +117,6 @@ def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Obser
         stack.callback(run.wandb.close)
         observers.append(run.wandb)
     return observers
-
-
-def watch_over(run: SearchRun, store: StudyStore, tellers: list[Any]) -> SearchWatch:
-    """The watch over ``run.bridge``."""
-    return SearchWatch(run.bridge.runs, lambda number: progress_file(store.trial_log(number)), tellers)
 
 
 def make_bridge(
