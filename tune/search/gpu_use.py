@@ -39,11 +39,7 @@ class TrialsPerGpu:
 
     def __init__(self, run: SearchRun, store: StudyStore, say: Callable[[str], None]) -> None:
         self._run, self._store, self._say = run, store, say
-
-    @property
-    def _capacity(self) -> Capacity:
-        found: Capacity = self._run.capacity
-        return found
+        self._capacity: Capacity = run.capacity
 
     def __call__(self) -> int:
         """The trials that share a GPU with one that begins now, with itself."""

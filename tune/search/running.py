@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -92,8 +90,7 @@ def missing_in(plan: SearchPlan) -> MissingConfirmations | None:
 def is_complete(plan: SearchPlan, store: StudyStore) -> bool:
     """Whether the study has all its trials, its strategy continues none of them, and none is to be confirmed."""
     ended = count_ended(store.study.get_trials(deepcopy=False))
-    wanted = math.inf if plan.open_ended else plan.trials
-    if not has_enough(store.study, ended, wanted) or not strategy_of(plan).is_over(store.study):
+    if not has_enough(store.study, ended, plan.most_trials) or not strategy_of(plan).is_over(store.study):
         return False
     return not ConfirmationQueue(store.study, missing_in(plan)).left()
 
@@ -141,7 +138,7 @@ def make_bridge(
         strategy_of(plan),
         configurations_of(plan),
         objectives=plan.objectives,
-        trials=sys.maxsize if plan.trial_limit is None else plan.trial_limit,
+        trials=plan.most_trials,
         workers=plan.share.workers,
         observers=observers,
         room=capacity.room,
