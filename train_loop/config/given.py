@@ -9,14 +9,13 @@ as far as it could be read, leaves open); ``differs`` (what our training does ot
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from bigbatch.base.command_line import empty_value, parse_fraction
+from bigbatch.base.command_line import did_you_mean, empty_value, parse_fraction
 from bigbatch.base.json_values import written_json
 from bigbatch.base.root import ROOT
 from bigbatch.train_loop.config.rules import ConfigError, ConflictError, coerced, is_open, pythons_own
@@ -95,8 +94,7 @@ def recipe_path(name: str) -> Path:
     """The recipe's file, which ``--config`` takes too. Raises ConfigError, with the nearest name."""
     if name in recipe_names():
         return FOLDER / f"{name}.json"
-    near = difflib.get_close_matches(name, recipe_names(), n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of {', '.join(recipe_names())}."
+    hint = did_you_mean(name, recipe_names())
     raise ConfigError(f"--recipe must be the name of a published configuration; got {name!r}. {hint}")
 
 

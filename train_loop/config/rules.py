@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
-from bigbatch.base.command_line import nearest_word
+from bigbatch.base.command_line import did_you_mean
 
 
 class ConfigError(ValueError):
@@ -39,8 +39,7 @@ def require_one_of(name: str, value: str, allowed: Iterable[str]) -> None:
     """Raise ConfigError unless ``value`` is one of ``allowed``; the message names the nearest one."""
     allowed = tuple(allowed)
     if value not in allowed:
-        near = nearest_word(str(value), allowed)
-        hint = f"Did you mean {near!r}?" if near else f"Choose one of {', '.join(allowed)}."
+        hint = did_you_mean(str(value), allowed)
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value!r}. {hint}")
 
 

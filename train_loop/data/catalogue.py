@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bigbatch.base.command_line import did_you_mean
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
@@ -80,8 +80,7 @@ def folder_path(name: str) -> str:
         return path
     if os.path.exists(path) or os.sep in name or name.startswith((".", "~")):
         raise ConfigError(f"the data path must exist as a folder; got {name!r}. Write one with train/ and val/.")
-    near = difflib.get_close_matches(name.lower(), NAMES, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else "Write one of these names, or the path of an image folder."
+    hint = did_you_mean(name, NAMES, "Write one of these names, or the path of an image folder.")
     raise ConfigError(
         f"data.name (--data) must be {', '.join(NAMES)}, or an image folder that exists; there is no {name!r}. {hint}"
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bigbatch.base import json_values
-from bigbatch.base.command_line import nearest_word
+from bigbatch.base.command_line import did_you_mean
 from bigbatch.cluster.host.allocation import PLANNED_NODES, slurm_job
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.reporter import EpochRecord, Tracker
@@ -36,11 +36,8 @@ ANSWER_S = 10.0
 def check_wandb_mode(mode: str) -> None:
     """Raise ConfigError for an unknown mode, and if ``online`` has no key: the login would wait for input."""
     if mode not in MODES:
-        near = nearest_word(mode, MODES)
         fix = "Write --wandb disabled, or online to send runs to the server, or offline to send them later."
-        raise ConfigError(
-            f"--wandb must be one of {', '.join(MODES)}; got {mode!r}. {f'Did you mean {near!r}?' if near else fix}"
-        )
+        raise ConfigError(f"--wandb must be one of {', '.join(MODES)}; got {mode!r}. {did_you_mean(mode, MODES, fix)}")
     if mode == "online" and not has_key():
         raise ConfigError(
             f"--wandb online needs a key for {_host()}; none is set. "

@@ -7,13 +7,13 @@ file. Nothing is downloaded.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from bigbatch.base.command_line import did_you_mean
 from bigbatch.train_loop.config import ConfigError, ModelConfig
 from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.data.info import DataInfo
@@ -45,8 +45,7 @@ def check_model_name(name: str) -> None:
         return
     names = model_names()
     if name not in names:
-        near = difflib.get_close_matches(name.lower(), names, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Write e.g. {', '.join(RESNETS[:3])}."
+        hint = did_you_mean(name, names, f"Write e.g. {', '.join(RESNETS[:3])}.")
         raise ConfigError(
             f"model.name must be FILE.py:FUNCTION, timm/NAME or a torchvision classification model; got {name!r}. "
             f"{hint}"
@@ -235,8 +234,7 @@ def check_timm_name(name: str) -> None:
 
     wanted = name.removeprefix(TIMM)
     if not timm.is_model(wanted):
-        near = difflib.get_close_matches(wanted.lower(), timm.list_models(), n=1)
-        fix = f"Did you mean '{TIMM}{near[0]}'?" if near else f"Write e.g. {TIMM}resnet26."
+        fix = did_you_mean(name, [TIMM + one for one in timm.list_models()], f"Write e.g. {TIMM}resnet26.")
         raise ConfigError(f"model.name must name a network of timm {timm.__version__}; got {name!r}. {fix}")
 
 

@@ -5,7 +5,6 @@ No torch here.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import inspect
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from bigbatch.base.command_line import nearest_word
 from bigbatch.train_loop.config.own_names import OwnName, folder_first, own_name, source_text
 from bigbatch.train_loop.config.rules import ConfigError
 from bigbatch.train_loop.errors import OwnCodeError, is_lost_peer
@@ -68,9 +68,9 @@ def load_function(key: str, word: str) -> OwnFunction:
     found = getattr(module, name.function, None)
     if found is None:
         present = [n for n, v in vars(module).items() if _is_from(v, module) and not n.startswith("_")]
-        near = difflib.get_close_matches(name.function, present, n=1)
+        near = nearest_word(name.function, present)
         there = f"Functions there: {', '.join(present) or 'none'}."
-        fix = f"Did you mean '{name.path.name}:{near[0]}'?" if near else there
+        fix = f"Did you mean '{name.path.name}:{near}'?" if near else there
         raise ConfigError(f"{key} must name a function of {name.path}; got {name.function!r}. {fix}")
     if not callable(found):
         raise ConfigError(f"{key} must name a function; {name} is {type(found).__name__}. Write `def {name.function}`.")

@@ -83,7 +83,7 @@ def test_a_file_is_a_whole_configuration_with_source_and_cost(name: str) -> None
 def test_the_command_takes_a_recipe_and_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     for arguments, words in (
         (["--recipe", "rsb-a"], "got 'rsb-a'. Did you mean 'rsb-a3'"),
-        (["--recipe", "zzz"], "Choose one of cifar10"),
+        (["--recipe", "zzz"], "Write one of cifar10"),
         (["--recipe", "rsb-a3"], "data set imagenet must be packed"),
         (["--recipe", "rsb-a3", "--config", "x.json"], "exclude each other"),
         ([], "needs one of --config, --recipe"),

@@ -67,7 +67,7 @@ TUNE_LINES = {
     "--set lr=0": "optimizer.peak_lr must be > 0",
     "--set lr=0.1 peak_lr=0.2": "got 'optimizer.peak_lr' twice",
     "--set batch=2k": "batch must be a whole number; got '2k'. Write batch=",
-    "--set optimizer=muon": "Choose one of sgd, lars, lamb, adamw.",
+    "--set optimizer=muon": "Write one of sgd, lars, lamb, adamw.",
     "--set foo=1": "no such configuration key; got 'foo'. Write e.g. lr, batch",
     "--set nesterov=maybe": "nesterov must be true or false; got 'maybe'",
     # parameters of the space

@@ -23,7 +23,7 @@ from pathlib import Path
 from PIL import Image
 
 from bigbatch.base.atomic_files import replacing
-from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, nearest_word
+from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, did_you_mean
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.catalogue import PACKED_BY_HAND, data_home, how_to_make_imagenet
 from bigbatch.train_loop.data.packing.command import PackFailed, pack
@@ -88,8 +88,7 @@ def fetch(name: str, archive: Path | None) -> int:
     if name == PACKED_BY_HAND:
         raise ConfigError(f"NAME must be a data set that anyone may download; got {name!r}. {how_to_make_imagenet()}")
     if name not in SETS:
-        near = nearest_word(name, SETS)
-        fix = f"Did you mean {near!r}?" if near else "Write one, or pack your own images."
+        fix = did_you_mean(name, SETS, "Write one, or pack your own images.")
         raise ConfigError(f"NAME must be one of {', '.join(SETS)}; got {name!r}. {fix}")
     target = data_home() / name
     if target.exists():
