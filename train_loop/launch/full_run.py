@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from bigbatch.base.waits import RUN_SAVE_S
 from bigbatch.cluster.host.allocation import usable_cpus
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.sets.scan import FolderScan
-from bigbatch.train_loop.errors import (
-    CheckpointError,
-    DeviceMemoryError,
-    FailureKind,
-    ImageError,
-    LostPeerError,
-    NodeMemoryError,
-    NonFiniteLossError,
-    OwnCodeError,
-    RayStartError,
-    TrainingStopped,
-)
-from bigbatch.train_loop.host.disk_space import DiskFull
+from bigbatch.train_loop.errors import LostPeerError, RayStartError, TrainingStopped
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
 from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_resources
 from bigbatch.train_loop.launch.ray_session import LocalRay
 from bigbatch.train_loop.launch.trainer import fit_from_driver
-from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, failed_end, leave_images
+from bigbatch.train_loop.launch.trial_task import ERRORS, TrialTask, WorkersEnd, failed_end, leave_images
 from bigbatch.train_loop.launch.worker_lines import RecordPrinter, read_lines, records_of
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.train_loop.reporter import EpochRecord, Tracker
@@ -137,21 +124,9 @@ def _fit_until_stopped(task: TrialTask, signals: StopSignals, tracker: Tracker |
     return failed_end(end, kills) if isinstance(end, Exception) else end
 
 
-ERRORS: Mapping[FailureKind | None, Callable[[str], Exception]] = {
-    FailureKind.DIVERGED: NonFiniteLossError,
-    FailureKind.DEVICE_MEMORY: DeviceMemoryError,
-    FailureKind.NODE_MEMORY: NodeMemoryError,
-    FailureKind.CONFIGURATION: ConfigError,
-    FailureKind.CHECKPOINT: CheckpointError,
-    FailureKind.IMAGES: ImageError,
-    FailureKind.OWN_CODE: OwnCodeError,
-    FailureKind.DISK: DiskFull,
-}
-
-
 def _error_of(end: WorkersEnd) -> Exception:
     """The error that the command prints for a failed run. Its message lacks worker and class, if the class is ours."""
     failure = end.failure or ""
-    if end.kind not in ERRORS:
+    if end.kind is None or end.kind not in ERRORS:
         return LostPeerError(f"{failure.rstrip('.')}. A checkpoint is kept; repeat the command to resume")
     return ERRORS[end.kind](re.sub(r"^(worker \d+: )?([A-Z]\w+: )?", "", failure))

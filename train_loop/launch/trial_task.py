@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,20 +112,25 @@ _TELLING = (ImageError, LoaderError, OwnCodeError, DiskFull, DeviceMemoryError, 
 """Our errors that name the cause. Workers that waited for the failed one report only a lost connection."""
 
 
+ERRORS: Mapping[FailureKind, type[Exception]] = {
+    FailureKind.DIVERGED: NonFiniteLossError,
+    FailureKind.DEVICE_MEMORY: DeviceMemoryError,
+    FailureKind.NODE_MEMORY: NodeMemoryError,
+    FailureKind.CONFIGURATION: ConfigError,
+    FailureKind.CHECKPOINT: CheckpointError,
+    FailureKind.IMAGES: ImageError,
+    FailureKind.OWN_CODE: OwnCodeError,
+    FailureKind.DISK: DiskFull,
+}
+"""The error of each kind that the driver raises, too."""
+
+
 def failure_kind_of(error: BaseException) -> FailureKind:
     """The kind of a worker's error."""
     if isinstance(error, LoaderError):
         return FailureKind.NODE_MEMORY if error.killed else FailureKind.PROCESS
-    for kinds, kind in (
-        (NonFiniteLossError, FailureKind.DIVERGED),
-        (DeviceMemoryError, FailureKind.DEVICE_MEMORY),
-        (NodeMemoryError, FailureKind.NODE_MEMORY),
-        (ConfigError, FailureKind.CONFIGURATION),
-        (CheckpointError, FailureKind.CHECKPOINT),
-        (ImageError, FailureKind.IMAGES),
-        (OwnCodeError, FailureKind.OWN_CODE),
-    ):
-        if isinstance(error, kinds):
+    for kind, ours in ERRORS.items():
+        if isinstance(error, ours):
             return kind
     if full_errno(error) is not None:
         return FailureKind.DISK
@@ -194,14 +199,13 @@ def telling_error(error: Exception) -> tuple[int | None, BaseException]:
     """The rank and the error of the worker that names the cause, else of one that died; else None and ``error``."""
 
     def least(item: tuple[int, BaseException]) -> tuple[bool, bool, bool]:
-        has_died = hasattr(item[1], "health_check_failure")
-        return not _tells(item[1]), not has_died, is_lost_peer(item[1])
+        met = item[1]
+        tells = isinstance(met, _TELLING) or is_memory_kill(met) or full_errno(met) is not None
+        has_died = hasattr(met, "health_check_failure")
+        return not tells, not has_died, is_lost_peer(met)
 
-    return min(_worker_errors(error), key=least, default=(None, error))
-
-
-def _tells(error: BaseException) -> bool:
-    return isinstance(error, _TELLING) or is_memory_kill(error) or full_errno(error) is not None
+    failures: Mapping[int, BaseException] = getattr(error, "worker_failures", None) or {}
+    return min(failures.items(), key=least, default=(None, error))
 
 
 def is_memory_kill(error: BaseException) -> bool:
@@ -210,10 +214,6 @@ def is_memory_kill(error: BaseException) -> bool:
 
     inner = getattr(error, "health_check_failure", None)
     return any(isinstance(each, OutOfMemoryError) for each in (error, inner, error.__cause__))
-
-
-def _worker_errors(error: Exception) -> Iterator[tuple[int, BaseException]]:
-    yield from (getattr(error, "worker_failures", None) or {}).items()
 
 
 def _last_line(error: BaseException) -> str:
