@@ -11,7 +11,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -119,19 +119,6 @@ class LossWatch:
         self._rates.clear()
 
 
-class ValidationMetric(Protocol):
-    """What validation asks of a metric."""
-
-    def reset(self) -> None:
-        """Begin again."""
-
-    def update(self, outputs: Nested, targets: Nested) -> None:
-        """Add a batch of this rank: outputs as float32, on the device."""
-
-    def values(self) -> dict[str, float]:
-        """Suffix of the name → value over the examples of all ranks; all ranks call it. The suffix may be empty."""
-
-
 class MeanOfFunction:
     """The mean over all examples of ``fn(outputs, targets)``, which returns the batch's mean, or numbers ``[N]``."""
 
@@ -201,6 +188,11 @@ class MeterObject:
                 f"{KEY}={self._word} must compute a number, or a dict of numbers; got a {type(value).__name__}. Take "
                 "e.g. its mean."
             ) from None
+
+
+ValidationMetric = MeanOfFunction | MeterObject
+"""Validation calls ``update`` with each batch of this rank, outputs as float32 on the device. Then all ranks call
+``values``: suffix of the name, which may be empty, → value over the examples of all ranks."""
 
 
 def build_metrics(words: Sequence[str], info: DataInfo, world: World) -> dict[str, ValidationMetric]:
