@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -78,6 +79,20 @@ def full_errno(error: BaseException | None, folder: Path | None = None) -> int |
     if writer_failed and folder is not None and free_bytes(folder) < _ALMOST_NOTHING:
         return FULL
     return None
+
+
+@contextlib.contextmanager
+def full_disk_named(folder: Path) -> Iterator[None]:
+    """Within the block, turn an error that a full disk caused into DiskFull: a checkpoint was written to ``folder``."""
+    try:
+        yield
+    except DiskFull:
+        raise
+    except (OSError, RuntimeError) as error:
+        number = full_errno(error, folder)
+        if number is None:
+            raise
+        raise DiskFull(f"{NO_ROOM}: {describe_full_disk(number, folder)}") from error
 
 
 def _lies_in(error: OSError, folder: Path | None) -> bool:

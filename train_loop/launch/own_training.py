@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from bigbatch.train_loop.errors import OwnCodeError, TrainingStopped
-from bigbatch.train_loop.host.disk_space import NO_ROOM, DiskFull, describe_full_disk, full_errno
+from bigbatch.train_loop.host.disk_space import full_disk_named
 from bigbatch.train_loop.launch.own_report import KeptFolders, Report
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.plugins.registry import load_function, users_code
@@ -66,7 +66,7 @@ def train_own(task: TrialTask, reporter: RecordSender, world: World, log: loggin
             reporter.send(kept.history)  # a report may have been lost with the process
             if report.epoch >= config.epochs:
                 return
-        with _disk_named(task.checkpoint_dir):
+        with full_disk_named(task.checkpoint_dir):
             try:
                 with users_code(OPTION, word):
                     options = {**config.trainable.options, "epochs": config.epochs, "seed": config.seed}
@@ -102,18 +102,6 @@ def _used(meter: UseMeter, world: World) -> dict[str, object]:
         "gpu_energy_j": None if math.isnan(gpu_j) else gpu_j,
         "gpu_utilization": None if idlest > 1 else 1.0 - idlest,
     }
-
-
-@contextlib.contextmanager
-def _disk_named(folder: Path) -> Iterator[None]:
-    """Within the block, turn an error of the function that a full disk caused into DiskFull."""
-    try:
-        yield
-    except OwnCodeError as error:
-        number = full_errno(error.__cause__) if error.__cause__ else None
-        if number is None:
-            raise
-        raise DiskFull(f"{NO_ROOM}: {describe_full_disk(number, folder)}") from error
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import CheckpointError
-from bigbatch.train_loop.host.disk_space import NO_ROOM, DiskFull, describe_full_disk, full_errno
+from bigbatch.train_loop.host.disk_space import DiskFull, full_disk_named
 from bigbatch.train_loop.loop import metrics
 from bigbatch.train_loop.loop.oom_retry import same_but_micro_batch
 from bigbatch.train_loop.loop.sharded_state import check_shards, remove_unnamed, write_shards
@@ -268,23 +268,9 @@ def _write(latest: Path, previous: Path, content: Content) -> None:
     folder = latest.parent
     new_file = replacing(latest, durable=True, one_writer=True, previous=previous)
     # Check twice: torch gives no reason, so look while the disk is still full; and the last flush may fail later.
-    with _full_disk_named(folder), new_file as file, _full_disk_named(folder):
+    with full_disk_named(folder), new_file as file, full_disk_named(folder):
         on_host = map_tensors(torch.Tensor.cpu, content)  # so that a machine without this GPU can load the file
         torch.save({"format": FORMAT, **on_host}, file)
-
-
-@contextlib.contextmanager
-def _full_disk_named(folder: Path) -> Iterator[None]:
-    """Within the block, turn an error that a full disk caused into DiskFull."""
-    try:
-        yield
-    except DiskFull:
-        raise
-    except (OSError, RuntimeError) as error:
-        number = full_errno(error, folder)
-        if number is None:
-            raise
-        raise DiskFull(f"{NO_ROOM}: {describe_full_disk(number, folder)}") from None
 
 
 def _parse(data: bytes | bytearray) -> Content:
