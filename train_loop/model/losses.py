@@ -108,15 +108,10 @@ def training_loss(
     ``[N, K]``, of 0 to 1, are used as y unchanged.
 
     ``mixed``: whether labels ``[N, K]`` are the shares of mixed images' classes.
-
-    Raises ValueError for another ``kind``.
     """
-    match kind:
-        case "cross_entropy":
-            return _cross_entropy(logits, labels, label_smoothing)
-        case "bce":
-            classes = logits.shape[1]
-            there = F.one_hot(labels.long(), classes) if labels.ndim == 1 else labels > 0 if mixed else labels
-            targets = there.to(logits.dtype) * (1.0 - label_smoothing) + label_smoothing / classes
-            return F.binary_cross_entropy_with_logits(logits, targets)
-    raise ValueError(f"loss must be cross_entropy or bce; got {kind!r}")
+    if kind == "cross_entropy":
+        return _cross_entropy(logits, labels, label_smoothing)
+    classes = logits.shape[1]
+    there = F.one_hot(labels.long(), classes) if labels.ndim == 1 else labels > 0 if mixed else labels
+    targets = there.to(logits.dtype) * (1.0 - label_smoothing) + label_smoothing / classes
+    return F.binary_cross_entropy_with_logits(logits, targets)

@@ -60,13 +60,13 @@ def check_model(config: ModelConfig, info: DataInfo) -> None:
     check_model_name(config.name)
     if config.stem in ("small", "small_pool") and (is_own(config.name) or config.name.startswith(TIMM)):
         _refuse_stem(config)
+    if config.pretrained:
+        check_pretrained(config.pretrained)
     if is_own(config.name):
-        _check_own(config)
+        loaded("model.name", config.name, ("workload",), config.options)
         return
     takes_any_channels = config.name.startswith(TIMM)
     (dataclasses.replace(info, channels=3) if takes_any_channels else info).check_images(f"model.name={config.name}")
-    if config.pretrained:
-        check_pretrained(config.pretrained)
     if config.name in RESNETS:
         return  # ResNets accept any size from 8 pixels and any stem
     import torch
@@ -80,13 +80,6 @@ def check_model(config: ModelConfig, info: DataInfo) -> None:
         raise
     except (RuntimeError, ValueError, AssertionError) as error:
         raise _size_error(config.name, size, error) from None
-
-
-def _check_own(config: ModelConfig) -> None:
-    """Raise ConfigError or OwnCodeError for a function that cannot be called, and for keys that it has no use for."""
-    if config.pretrained:
-        check_pretrained(config.pretrained)
-    loaded("model.name", config.name, ("workload",), config.options)
 
 
 def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
@@ -166,14 +159,8 @@ def build_on_meta_device(config: ModelConfig, info: DataInfo) -> nn.Module:
     except (NotImplementedError, OwnCodeError):
         # PyTorch raises NotImplementedError if a network reads a tensor's value while it is built, as torchvision's
         # RegNets do: the meta device has no values. A user's code need not know that device. Both are built on the CPU.
-        return _built_and_moved(config, info)
-
-
-def _built_and_moved(config: ModelConfig, info: DataInfo) -> nn.Module:
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        return _network(config, info).to("meta")
+        with torch.random.fork_rng(devices=[]):
+            return _network(config, info).to("meta")
 
 
 def _arguments(name: str, info: DataInfo) -> dict[str, object]:

@@ -14,7 +14,7 @@ from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.optim.fused import begin_momentum, can_fuse, keep_implementation
 from bigbatch.train_loop.optim.lamb import LAMB
 from bigbatch.train_loop.optim.lars import LARS
-from bigbatch.train_loop.optim.layerwise import LayerwiseOptimizer, ParamGroup
+from bigbatch.train_loop.optim.layerwise import ParamGroup
 from bigbatch.train_loop.plugins.registry import loaded, users_code
 
 NORM_LAYERS: tuple[type[nn.Module], ...] = (
@@ -109,15 +109,9 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool
     if is_own(config.name):
         return _users_own(groups, config)
     fused = can_fuse((p for group in groups for p in group["params"]), grad_scaler)
-    match config.name:
-        case "sgd" | "adamw":
-            return _torchs_own(groups, config, fused)
-        case "lamb":
-            optimizer: LayerwiseOptimizer = _lamb(groups, config)
-        case "lars":
-            optimizer = _lars(groups, config)
-        case _:
-            raise ValueError(f"optimizer.name must be one of sgd, lars, lamb, adamw; got {config.name!r}")
+    if config.name in ("sgd", "adamw"):
+        return _torchs_own(groups, config, fused)
+    optimizer = _lamb(groups, config) if config.name == "lamb" else _lars(groups, config)
     optimizer._step_supports_amp_scaling = grad_scaler and fused
     return optimizer
 
