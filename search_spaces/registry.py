@@ -7,7 +7,6 @@ import difflib
 import hashlib
 import inspect
 import os
-import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from bigbatch.search_spaces.trial import BATCH_KEY, Convert, PinnedTrial, StandI
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key, last_step
 from bigbatch.train_loop.config.own_names import (
-    folder_first,
+    function_of,
+    load_module,
     own_name,
     source_text,
     with_absolute_words,
@@ -156,41 +156,20 @@ def space_word(text: str) -> str | None:
 def _from_file(word: str) -> Space:
     file = own_name(OPTION, word)
     source = source_text(OPTION, file)
-    module = _execute(file.path, source)
-    chosen = getattr(module, file.function, None)
-    if chosen is None:
-        present = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-        near = difflib.get_close_matches(file.function, present, n=1)
-        fix = f"Did you mean '{file.path}:{near[0]}'?" if near else f"Functions there: {', '.join(present) or 'none'}."
-        raise ConfigError(f"--space FILE.py:FUNCTION must name a function of the file; got {file.function!r}. {fix}")
-    name = file.path.stem if file.function == "space" else f"{file.path.stem}:{file.function}"
-    return _space(name, chosen, module, source, str(file.path))
-
-
-def _execute(path: Path, source: str) -> types.ModuleType:
-    """Run ``source`` as a module.
-
-    It is compiled from the fingerprinted text, not through import's cache: that cache can miss the second of two edits
-    within a second.
-    """
-    module = types.ModuleType(f"bigbatch_space_{path.stem}_{_digest(source)[:12]}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
     try:
-        with folder_first(path.parent):
-            exec(compile(source, str(path), "exec"), module.__dict__)
+        module = load_module(file, source)
     # A script that ends with sys.exit would end the command without a message.
     except (Exception, SystemExit) as error:
-        del sys.modules[module.__name__]
         message = " ".join(str(error).split())
         raise ConfigError(
-            f"--space needs a file that Python can run; got '{path}' with {type(error).__name__}: {message}. "
-            f"Run `python '{path}'` to see where."
+            f"--space needs a file that Python can run; got '{file.path}' with {type(error).__name__}: {message}. "
+            f"Run `python '{file.path}'` to see where."
         ) from None
-    return module
+    name = file.path.stem if file.function == "space" else f"{file.path.stem}:{file.function}"
+    return _space(name, function_of(OPTION, file, module), module, source, str(file.path))
 
 
-def _space(name: str, function: Callable[..., TrainConfig], module: types.ModuleType, source: str, where: str) -> Space:
+def _space(name: str, function: Callable[..., Any], module: types.ModuleType, source: str, where: str) -> Space:
     try:
         inspect.signature(function).bind("trial", "workload")
     except (TypeError, ValueError):

@@ -106,12 +106,7 @@ def read_progress(path: Path) -> StepProgress | None:
         return None
     if not values or not values.keys() <= {field.name for field in fields(StepProgress)}:
         return None
-    return StepProgress(
-        epoch=json_values.whole_number(values, "epoch"),
-        step=json_values.whole_number(values, "step"),
-        steps=json_values.whole_number(values, "steps"),
-        images_per_s=json_values.number(values, "images_per_s"),
-    )
+    return json_values.read_fields(StepProgress, values)
 
 
 class ProgressLines:

@@ -1,22 +1,26 @@
 """``FILE.py:FUNCTION``: a function in a Python file of the user's, as options and configurations name it. No torch.
 
-This file also lets that file import the files beside it, and makes the fingerprints that show whether a resumed study
-or run still has the code with which it began.
+This file also loads that file, which may import the files beside it, and makes the fingerprints that show whether a
+resumed study or run still has the code with which it began.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import inspect
 import io
 import os
 import sys
+import threading
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigbatch.base.command_line import nearest_word
 from bigbatch.train_loop.config.rules import ConfigError, is_own
 from bigbatch.train_loop.config.train_config import TrainConfig
 
@@ -48,6 +52,9 @@ def folder_first(folder: Path) -> Iterator[None]:
 
 def _is_there(folder: Path, name: str) -> bool:
     return os.path.isfile(folder / f"{name}.py") or os.path.isdir(folder / name)
+
+
+OwnFunction = Callable[..., object]
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,54 @@ def source_text(key: str, name: OwnName) -> str:
         raise ConfigError(
             f"{key} must name a Python file that can be read; got '{name.path}' ({reason}). Check the file."
         ) from None
+
+
+# A file that loads may name another one: a plain lock would wait for itself.
+_loading = threading.RLock()
+
+
+def load_module(name: OwnName, source: str) -> types.ModuleType:
+    """The module of the file: that of an earlier call, or the one that runs now. Raises what the file raises.
+
+    It is compiled from the text, not through import's cache: that can miss the second of two edits within a second.
+    """
+    digest = hashlib.sha256(f"{name.path}\n{source}".encode()).hexdigest()[:12]
+    title = f"bigbatch_own_{name.path.stem}_{digest}"
+    with _loading:
+        if title in sys.modules:
+            return sys.modules[title]
+        module = types.ModuleType(title)
+        module.__file__ = str(name.path)
+        sys.modules[title] = module  # dataclasses and pickle look their module up
+        try:
+            with folder_first(name.path.parent):
+                exec(compile(source, str(name.path), "exec"), module.__dict__)
+        # Ctrl-C, too: half a module must not be found the next time.
+        except BaseException:
+            del sys.modules[title]
+            raise
+        if str(name.path.parent) not in sys.path:
+            sys.path.append(str(name.path.parent))
+    return module
+
+
+def function_of(key: str, name: OwnName, module: types.ModuleType) -> OwnFunction:
+    """The function in the module of its file. Raises ConfigError, with the nearest name, if there is none."""
+    found = getattr(module, name.function, None)
+    if found is None:
+        present = [n for n, v in vars(module).items() if _is_from(v, module) and not n.startswith("_")]
+        near = nearest_word(name.function, present)
+        there = f"Functions there: {', '.join(present) or 'none'}."
+        fix = f"Did you mean '{name.path.name}:{near}'?" if near else there
+        raise ConfigError(f"{key} must name a function of {name.path}; got {name.function!r}. {fix}")
+    if not callable(found):
+        raise ConfigError(f"{key} must name a function; {name} is {type(found).__name__}. Write `def {name.function}`.")
+    return found
+
+
+def _is_from(value: object, module: types.ModuleType) -> bool:
+    is_code = inspect.isfunction(value) or inspect.isclass(value)
+    return is_code and getattr(value, "__module__", None) == module.__name__
 
 
 ACCEPT = "--accept-changed-code"

@@ -1,4 +1,4 @@
-"""Loads and calls the user's functions, ``FILE.py:FUNCTION``, and tells errors of their code from errors of ours.
+"""Calls the user's functions, ``FILE.py:FUNCTION``, and tells errors of their code from errors of ours.
 
 No torch here.
 """
@@ -6,19 +6,14 @@ No torch here.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
-import sys
 import sysconfig
-import threading
 import traceback
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bigbatch.base.command_line import nearest_word
-from bigbatch.train_loop.config.own_names import OwnName, folder_first, own_name, source_text
+from bigbatch.train_loop.config.own_names import OwnFunction, function_of, load_module, own_name, source_text
 from bigbatch.train_loop.config.rules import ConfigError
 from bigbatch.train_loop.errors import OwnCodeError, is_lost_peer
 
@@ -43,12 +38,6 @@ def made(key: str, word: str, given: Mapping[str, object], options: Mapping[str,
         return function(*given.values(), **options)
 
 
-OwnFunction = Callable[..., object]
-
-# A file that loads may name another one: a plain lock would wait for itself.
-_loading = threading.RLock()
-
-
 def load_function(key: str, word: str) -> OwnFunction:
     """The function that ``FILE.py:FUNCTION`` names. A file runs once in a process, until its text changes.
 
@@ -63,18 +52,10 @@ def load_function(key: str, word: str) -> OwnFunction:
         OwnCodeError: the file raised an exception. The message is that exception's traceback in the user's files.
     """
     name = own_name(key, word)
-    with _loading:
-        module = _module(key, name, source_text(key, name))
-    found = getattr(module, name.function, None)
-    if found is None:
-        present = [n for n, v in vars(module).items() if _is_from(v, module) and not n.startswith("_")]
-        near = nearest_word(name.function, present)
-        there = f"Functions there: {', '.join(present) or 'none'}."
-        fix = f"Did you mean '{name.path.name}:{near}'?" if near else there
-        raise ConfigError(f"{key} must name a function of {name.path}; got {name.function!r}. {fix}")
-    if not callable(found):
-        raise ConfigError(f"{key} must name a function; {name} is {type(found).__name__}. Write `def {name.function}`.")
-    return found
+    source = source_text(key, name)
+    with users_code(key, str(name)):
+        module = load_module(name, source)
+    return function_of(key, name, module)
 
 
 def check_call(key: str, word: str, function: OwnFunction, given: Sequence[str], options: Mapping[str, object]) -> None:
@@ -162,35 +143,6 @@ def _is_installed(path: Path) -> bool:
     # Python's import machinery has names such as <frozen importlib._bootstrap>.
     library = path.is_relative_to(sysconfig.get_path("stdlib")) or str(path).startswith("<frozen")
     return library or "site-packages" in path.parts or _is_ours(str(path))
-
-
-def _module(key: str, name: OwnName, source: str) -> types.ModuleType:
-    """The module of the file: that of an earlier call, or the one that runs now.
-
-    It is compiled from the text, not through import's cache: that can miss the second of two edits within a second.
-    """
-    digest = hashlib.sha256(f"{name.path}\n{source}".encode()).hexdigest()[:12]
-    title = f"bigbatch_own_{name.path.stem}_{digest}"
-    if title in sys.modules:
-        return sys.modules[title]
-    module = types.ModuleType(title)
-    module.__file__ = str(name.path)
-    sys.modules[title] = module  # dataclasses and pickle look their module up
-    try:
-        with users_code(key, str(name)), folder_first(name.path.parent):
-            exec(compile(source, str(name.path), "exec"), module.__dict__)
-    # Ctrl-C, too: half a module must not be found the next time.
-    except BaseException:
-        del sys.modules[title]
-        raise
-    if str(name.path.parent) not in sys.path:
-        sys.path.append(str(name.path.parent))
-    return module
-
-
-def _is_from(value: object, module: types.ModuleType) -> bool:
-    is_code = inspect.isfunction(value) or inspect.isclass(value)
-    return is_code and getattr(value, "__module__", None) == module.__name__
 
 
 def _told(key: str, word: str, error: BaseException) -> str:

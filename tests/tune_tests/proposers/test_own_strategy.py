@@ -123,7 +123,7 @@ def test_an_error_of_a_pruner_names_the_users_file(mine: str, tmp_path: Path) ->
         ("patient", "none", ConfigError, "BaseSampler; got a PatientPruner"),
         ("two", "none", ConfigError, r"function of \(seed\); got .*missing a required argument: 'other'"),
         ("later", "none", ConfigError, "async"),
-        ("absent", "none", ConfigError, "must name a function of .*'absent'. Did you mean"),
+        ("genetics", "none", ConfigError, "must name a function of .*'genetics'. Did you mean"),
         ("grid", "none", OwnCodeError, "not found in the given grid"),
         ("keyword", "nothing", ConfigError, "--stopping must name a function that returns an optuna BasePruner"),
         ("keyword", "genetic", ConfigError, "--stopping must name a function of"),
