@@ -37,13 +37,12 @@ Answer = dict[str, str | tuple[str, str]]
 # Facts of one node
 
 
-def facts(shared: Path, mark: str, env: Mapping[str, str] | None = None) -> Answer:
+def facts(shared: Path, mark: str, env: Mapping[str, str] = os.environ) -> Answer:
     """The node's software, devices and folders.
 
     Args:
         shared: the folder in which the doctor left its ``mark``.
     """
-    env = os.environ if env is None else env
     tmp = Path(env.get("BIGBATCH_NODE_TMP") or "/tmp")
     versions = {name: _version(name) for name in PACKAGES}
     missing = ", ".join(name for name in NEEDED if not versions[name])
@@ -113,11 +112,10 @@ def why_unusable(folder: Path) -> str:
 # Between the nodes
 
 
-def allreduce(folder: Path, env: Mapping[str, str] | None = None) -> Answer:
+def allreduce(folder: Path, env: Mapping[str, str] = os.environ) -> Answer:
     """Sum a tensor over all nodes with gloo, and with NCCL if there are GPUs."""
     import torch
 
-    env = os.environ if env is None else env
     os.environ.update(interface_variables(env))
     backends = ["gloo"] + ["nccl"] * torch.cuda.is_available()
     wrong = ""

@@ -33,9 +33,8 @@ class SlurmJob:
     restart_count: int
 
 
-def slurm_job(env: Mapping[str, str] | None = None) -> SlurmJob | None:
+def slurm_job(env: Mapping[str, str] = os.environ) -> SlurmJob | None:
     """The job around this process; None outside a job."""
-    env = os.environ if env is None else env
     job_id = env.get("SLURM_JOB_ID")
     if not job_id:
         return None
@@ -49,13 +48,12 @@ def slurm_job(env: Mapping[str, str] | None = None) -> SlurmJob | None:
     )
 
 
-def job_start(env: Mapping[str, str] | None = None) -> tuple[str, float] | None:
+def job_start(env: Mapping[str, str] = os.environ) -> tuple[str, float] | None:
     """The start of the job around this process: its name, ``ID.RESTART``, and when Slurm began to bill it.
 
     The time is in seconds since the epoch. A requeued job begins anew. None outside a job, or if Slurm does not tell
     the time. Slurm 22.05 does not set the variable, so this asks Slurm.
     """
-    env = os.environ if env is None else env
     job = slurm_job(env)
     if job is None:
         return None
@@ -69,13 +67,12 @@ def job_start(env: Mapping[str, str] | None = None) -> tuple[str, float] | None:
     return None if began is None else (f"{job.job_id}.{job.restart_count}", began)
 
 
-def usable_cpus(env: Mapping[str, str] | None = None, cgroup: Path = CGROUP) -> int:
+def usable_cpus(env: Mapping[str, str] = os.environ, cgroup: Path = CGROUP) -> int:
     """CPUs that this process may use on this node, at least 1.
 
     The smallest of: ``SLURM_CPUS_PER_TASK`` (else ``SLURM_CPUS_ON_NODE``), the control group's quota, and the affinity
     mask. The mask alone is not enough: without core binding, Slurm lets it include all cores.
     """
-    env = os.environ if env is None else env
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     names = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
     granted = next(filter(None, (slurm_commands.read_count(env.get(name)) for name in names)), None)
@@ -87,9 +84,8 @@ def usable_cpus(env: Mapping[str, str] | None = None, cgroup: Path = CGROUP) -> 
     return max(1, min(limits))
 
 
-def usable_memory_bytes(env: Mapping[str, str] | None = None, cgroup: Path = CGROUP) -> int:
+def usable_memory_bytes(env: Mapping[str, str] = os.environ, cgroup: Path = CGROUP) -> int:
     """Bytes of memory that are granted to this process on this node, used or free."""
-    env = os.environ if env is None else env
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if env.get("SLURM_JOB_ID"):
         per_node = slurm_commands.memory_bytes(env.get("SLURM_MEM_PER_NODE"))
@@ -106,9 +102,8 @@ def usable_memory_bytes(env: Mapping[str, str] | None = None, cgroup: Path = CGR
     return min(limits)
 
 
-def granted_gpus(env: Mapping[str, str] | None = None) -> int:
+def granted_gpus(env: Mapping[str, str] = os.environ) -> int:
     """The number of GPUs that Slurm has granted to this step on this node; 0 if it has bound none."""
-    env = os.environ if env is None else env
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
         if name in env:
             return slurm_commands.count_listed_devices(env[name])

@@ -19,9 +19,9 @@ JOB_RECORD = "job.json"
 """The job's record of itself in that folder (``cluster/record/job_record.py``)."""
 
 
-def record_of_job(env: Mapping[str, str] | None = None) -> dict[str, object]:
+def record_of_job(env: Mapping[str, str] = os.environ) -> dict[str, object]:
     """The last record of the BigBatch job around this process; empty outside such a job."""
-    folder = (os.environ if env is None else env).get(JOB_FOLDER)
+    folder = env.get(JOB_FOLDER)
     return read_json(Path(folder) / JOB_RECORD) if folder else {}
 
 

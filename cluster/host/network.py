@@ -13,14 +13,13 @@ SUFFIX = "BIGBATCH_HOST_SUFFIX"
 SIOCGIFADDR = 0x8915
 
 
-def own_address(name: str, env: Mapping[str, str] | None = None) -> str:
+def own_address(name: str, env: Mapping[str, str] = os.environ) -> str:
     """This node's IPv4 address. ``name``: Slurm's name of the node.
 
     BIGBATCH_INTERFACE names a network interface (``ib0``). BIGBATCH_HOST_SUFFIX is appended to the node's name to
     get its name on the interconnect (JUWELS: ``i``). Raises OSError, in one line, if neither name nor route gives
     an address.
     """
-    env = os.environ if env is None else env
     if env.get(INTERFACE):
         return _address_of_interface(env[INTERFACE])
     if env.get(SUFFIX):

@@ -132,9 +132,8 @@ def format_time(seconds: int) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def profile_paths(env: Mapping[str, str] | None = None) -> dict[str, Path]:
+def profile_paths(env: Mapping[str, str] = os.environ) -> dict[str, Path]:
     """Name → path of every profile. A user's profile replaces a built-in one of the same name."""
-    env = os.environ if env is None else env
     found = {path.stem: path for path in sorted(BUILT_IN.glob("*.toml"))}
     folder = Path(env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "bigbatch" / "sites"
     try:
@@ -145,14 +144,11 @@ def profile_paths(env: Mapping[str, str] | None = None) -> dict[str, Path]:
     return own | {name: path for name, path in found.items() if name not in own}
 
 
-def find_site(
-    site: str | None = None, env: Mapping[str, str] | None = None, hosts: Iterable[str] | None = None
-) -> Site:
+def find_site(site: str | None = None, env: Mapping[str, str] = os.environ, hosts: Iterable[str] | None = None) -> Site:
     """The profile with this name or path. None: the one in BIGBATCH_SITE, else the one that matches this machine.
 
     Raises InputError for an unknown name and for a wrong profile.
     """
-    env = os.environ if env is None else env
     if site is not None and not site.strip():
         raise InputError(empty_value("--site", site))
     site = site or env.get(SITE_VARIABLE)

@@ -61,7 +61,7 @@ class Allocation:
 
 
 def read_allocation(
-    env: MutableMapping[str, str] | None = None,
+    env: MutableMapping[str, str] = os.environ,
     hostnames: Callable[[str], list[str]] = slurm_commands.hostnames,
     fields: Callable[[str], dict[str, str]] = slurm_commands.job_fields,
 ) -> Allocation:
@@ -69,7 +69,6 @@ def read_allocation(
 
     Raises NoAllocation outside an allocation, SlurmError if neither a variable nor Slurm tells a necessary fact.
     """
-    env = os.environ if env is None else env
     if not env.get("SLURM_JOB_ID") or not env.get("SLURM_JOB_NODELIST"):
         raise NoAllocation(
             "this runs inside a Slurm job; got no SLURM_JOB_ID. Write: sbatch [-N 4 …] cluster/ray_head_workers.slurm "

@@ -22,12 +22,11 @@ SCHEMA_VERSION = 1
 HOME_VARIABLE = "BIGBATCH_HOME"
 
 
-def records_home(env: Mapping[str, str] | None = None) -> Path:
+def records_home(env: Mapping[str, str] = os.environ) -> Path:
     """The folder of all jobs' records, as an absolute path.
 
     Raises InputError where the user has no home, as a user id without a name in a container.
     """
-    env = os.environ if env is None else env
     text = env.get(HOME_VARIABLE) or "~/.bigbatch"
     try:
         return Path(os.path.abspath(Path(text).expanduser()))
@@ -38,7 +37,7 @@ def records_home(env: Mapping[str, str] | None = None) -> Path:
         ) from None
 
 
-def job_folder(job_id: str, env: Mapping[str, str] | None = None) -> Path:
+def job_folder(job_id: str, env: Mapping[str, str] = os.environ) -> Path:
     """The folder of a job's record."""
     return records_home(env) / "jobs" / job_id
 
@@ -79,7 +78,7 @@ class JobRecord:
         """
         return json_values.read_fields(cls, values, job_id=str(values["job_id"]), state=str(values["state"]))
 
-    def write(self, env: Mapping[str, str] | None = None) -> Path:
+    def write(self, env: Mapping[str, str] = os.environ) -> Path:
         """Replace the file atomically. Only its owner can read it."""
         folder = job_folder(self.job_id, env)
         make_home(env)
@@ -91,7 +90,7 @@ class JobRecord:
         return path
 
 
-def make_home(env: Mapping[str, str] | None = None) -> Path:
+def make_home(env: Mapping[str, str] = os.environ) -> Path:
     """The folder of all jobs' records; made if it is missing. Raises OSError, e.g. if it belongs to another user."""
     folder = records_home(env)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +114,7 @@ def check_folder_is_ours(folder: Path) -> None:
         raise PermissionError(errno.EPERM, why, str(folder))
 
 
-def read_record(job_id: str, env: Mapping[str, str] | None = None) -> JobRecord | None:
+def read_record(job_id: str, env: Mapping[str, str] = os.environ) -> JobRecord | None:
     """The record of a job; None if there is none, or it cannot be read."""
     try:
         values = json_values.json_object((job_folder(job_id, env) / FILE).read_text())

@@ -49,6 +49,7 @@ def submit(
     Raises InputError for resources that the site does not grant and for an impossible search, SlurmError if Slurm is
     missing or refuses.
     """
+    env = os.environ if env is None else env
     known = Request.__dataclass_fields__
     for name in request_options:
         if name not in known:
@@ -64,10 +65,9 @@ def submit_request(
     *,
     dry_run: bool = False,
     check: bool = True,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str] = os.environ,
 ) -> str:
     """As ``submit``, for a complete request and a known site."""
-    env = os.environ if env is None else env
     if not dry_run and not slurm_commands.is_installed():
         raise slurm_commands.SlurmError(
             "sbatch is not on PATH. Submit on a login node, or write --dry-run to see the script."

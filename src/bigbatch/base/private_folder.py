@@ -78,12 +78,11 @@ def _why_unsuitable(base: str, prefix: str) -> str | None:
     return f"({free >> 20} MiB free)" if free < LEAST_FREE_BYTES else None
 
 
-def temporary_folder_variables(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
+def temporary_folder_variables(folder: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables for processes whose temporary files belong into ``folder``. ``env``: the user's variables.
 
     Python puts sockets into TMPDIR. The user's path may be too long for them; the folder's is short.
     """
-    env = os.environ if env is None else env
     outer = env.get("TMPDIR", "")
     if USER_TMPDIR in env and OURS_BY_NAME.fullmatch(Path(outer).name):  # a search within a job, or within a search
         outer = env[USER_TMPDIR]
