@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bigbatch.base import atomic_files
+from bigbatch.base.json_values import json_object
 from bigbatch.base.waits import CLAIM_S, RENEW_S, STALE_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.holder import (
@@ -171,7 +172,9 @@ class Lease:
                 content, modified_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
         except FileNotFoundError:
             return None
-        values = _parsed(content)
+        values: dict[str, object] = {}
+        with contextlib.suppress(ValueError):
+            values = json_object(content)
         heartbeat = values.get("heartbeat")
         written = float(heartbeat) if isinstance(heartbeat, (int, float)) else 0.0
         # On a full disk the holder can only renew the file's time, so the later of both counts.
@@ -301,14 +304,6 @@ def _of_another_job(seen: SeenLease, is_running: Callable[[str], bool | None]) -
 
 def _text(holder: Holder) -> bytes:
     return json.dumps({**asdict(holder), "heartbeat": time.time()}).encode()
-
-
-def _parsed(content: bytes) -> dict[str, object]:
-    try:
-        values = json.loads(content)
-    except ValueError:
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 def _now() -> float:

@@ -41,23 +41,23 @@ def descendants(of: int) -> list[int]:
     return found
 
 
-def end_descendants(grace_s: float, keep: Sequence[int] = ()) -> list[int]:
+def end_descendants(grace_s: float) -> list[int]:
     """Send SIGTERM to every descendant of this process, and SIGKILL after ``grace_s``. Returns the killed ones."""
-    alive = _others(keep)
+    alive = descendants(os.getpid())
     _send(alive, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while alive and time.monotonic() < deadline:
         time.sleep(0.05)
-        reap(keep)
-        alive = _others(keep)
+        reap()
+        alive = descendants(os.getpid())
     killed = list(alive)
     for _ in range(20):  # a dying parent may just have started another process
         if not alive:
             break
         _send(alive, signal.SIGKILL)
         time.sleep(0.05)
-        reap(keep)
-        alive = _others(keep)
+        reap()
+        alive = descendants(os.getpid())
     return killed
 
 
@@ -142,10 +142,6 @@ def check_limits(threads: int) -> None:
                 f"Ray needs at least {least} {what} on {os.uname().nodename}; got {limit} (ulimit {option}). "
                 f"Raise it in the shell that starts or submits this: ulimit {option} {10 * least}."
             )
-
-
-def _others(keep: Sequence[int]) -> list[int]:
-    return [pid for pid in descendants(os.getpid()) if pid not in keep]
 
 
 def _send(pids: Sequence[int], number: int) -> None:
