@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -47,11 +48,6 @@ class Step:
             del batch  # or its slot would be held while the next one is waited for
         if self._given < self._count:
             raise RuntimeError(f"a step has {self._count} micro-batches; the source brought {self._given}")
-
-    def pass_over_rest(self) -> None:
-        """Fetch and discard micro-batches that the step did not use."""
-        for _ in self:
-            pass
 
 
 class DataSource(ABC):
@@ -108,7 +104,7 @@ class DataSource(ABC):
         for count in map(len, steps):
             step = Step(count, read)
             yield step
-            step.pass_over_rest()
+            deque(step, maxlen=0)  # fetch and discard those that were not used
         for _ in read:  # read to the end, so that the reader is free again
             raise RuntimeError(f"a source must bring one batch for each that was asked; got more than {len(steps)}")
 

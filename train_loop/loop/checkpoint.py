@@ -33,7 +33,6 @@ from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.host.disk_space import DiskFull, full_disk_named
 from bigbatch.train_loop.loop import metrics
-from bigbatch.train_loop.loop.oom_retry import same_but_micro_batch
 from bigbatch.train_loop.loop.sharded_state import check_shards, remove_unnamed, write_shards
 from bigbatch.train_loop.plugins.nested import map_tensors
 
@@ -309,7 +308,7 @@ def check_same_run(
     # A checkpoint from before a key existed was trained with the key's default.
     stored = TrainConfig.from_dict(content["config"]).to_dict()
     if halved:
-        stored["batch"] = same_but_micro_batch(config.batch, stored["batch"])
+        stored["batch"] |= {"micro_size": config.batch.micro_size, "max_micro_size": config.batch.max_micro_size}
     changes = differing_keys(stored, config.to_dict())
     before, now = dict(content["data"]), describe_data(info)
     # Compare names one by one: the message shows only the first.

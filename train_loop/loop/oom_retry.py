@@ -12,14 +12,14 @@ import dataclasses
 import gc
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import write_json
-from bigbatch.train_loop.config import BatchConfig, BatchSplit, TrainConfig
+from bigbatch.train_loop.config import BatchSplit, TrainConfig
 from bigbatch.train_loop.errors import DeviceMemoryError, NodeMemoryError
 from bigbatch.train_loop.host.node_memory import NODE_MEMORY_FIX, is_node_memory_full
 from bigbatch.train_loop.host.ranks import trials_on_gpu
@@ -101,11 +101,6 @@ def config_after_oom(config: TrainConfig, halvings: Sequence[Halving]) -> TrainC
     size = min(one.micro_size for one in halvings)
     key = "batch.micro_size" if config.batch.micro_size else "batch.max_micro_size"
     return config.replace_keys({key: size})
-
-
-def same_but_micro_batch(batch: BatchConfig, other: Mapping[str, object]) -> dict[str, object]:
-    """The section ``batch`` in ``other``, a configuration's dict, with the micro-batch of ``batch``."""
-    return {**other, "micro_size": batch.micro_size, "max_micro_size": batch.max_micro_size}
 
 
 def is_device_memory_full(error: BaseException, device: torch.device) -> bool:

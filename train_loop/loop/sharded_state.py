@@ -47,8 +47,11 @@ def write_shards(content: dict[str, Any], folder: Path, world: World, *, whole: 
         if not is_dtensor(tensor):
             return tensor
         if whole and not path.startswith("optimizer."):
-            return tensor.full_tensor().cpu() if world.rank == 0 else _nothing(tensor.full_tensor())  # type: ignore[attr-defined]
-        shards[path] = tensor.detach()
+            gathered: torch.Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+            if world.rank == 0:
+                return gathered.cpu()
+        else:
+            shards[path] = tensor.detach()
         return torch.empty(0, dtype=tensor.dtype)
 
     left = {key: _mapped(taken, part, key) if key in PARTS else part for key, part in content.items()}
@@ -63,10 +66,6 @@ def write_shards(content: dict[str, Any], folder: Path, world: World, *, whole: 
             shutil.rmtree(folder / name, ignore_errors=True)
         raise _named(failed, folder) from None
     return left | {SHARDS: {"folder": name, "names": sorted(shards)}}
-
-
-def _nothing(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=tensor.dtype)
 
 
 def _named(failed: Any, folder: Path) -> Exception:

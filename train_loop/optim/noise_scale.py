@@ -84,7 +84,7 @@ class GradientNorms:
     def first_micro_batch(self, parameters: Iterable[torch.Tensor]) -> None:
         """After the backward pass of the first of several micro-batches: gradients are g_b / their number."""
         if self.measured and self._accumulation_steps > 1:
-            self._small = squared_norm(_gradients(parameters)) * self._accumulation_steps**2
+            self._small = squared_norm(parameters) * self._accumulation_steps**2
 
     @torch.no_grad()
     def step(self, parameters: Iterable[torch.Tensor], scale: torch.Tensor | float, counts: bool = True) -> None:
@@ -98,7 +98,7 @@ class GradientNorms:
         if not counts:
             self._small = torch.zeros_like(self._small)
             return
-        norms = torch.stack((self._small, squared_norm(_gradients(parameters)))) / scale**2
+        norms = torch.stack((self._small, squared_norm(parameters))) / scale**2
         values = torch.cat((norms, torch.ones_like(norms[:1])))
         self.sums += torch.where(torch.isfinite(norms).all(), values, 0.0)
         self._small = torch.zeros_like(self._small)
@@ -110,13 +110,10 @@ class GradientNorms:
         return noise_scale(small / steps, big / steps, small_batch, big_batch) if steps else None
 
 
-def squared_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The sum of the squared L2 norms, float64 ``[]``."""
-    if not tensors:
+def squared_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The sum of the squared L2 norms of the gradients, float64 ``[]``."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
         return torch.zeros((), dtype=torch.float64)
-    norms: Any = torch._foreach_norm(tensors)
+    norms: Any = torch._foreach_norm(gradients)
     return torch.stack(norms).double().square().sum()
-
-
-def _gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    return [p.grad for p in parameters if p.grad is not None]
