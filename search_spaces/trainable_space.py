@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,5 +77,4 @@ def own_space_word(text: str | None, trainable: str) -> str:
 def load_trainable_space(text: str | None, trainable: str) -> TrainableSpace:
     """The space for ``--trainable trainable --space text``. Raises ConfigError as ``load_space``, and without one."""
     space = load_space(own_space_word(text, trainable))
-    fields = {one.name: getattr(space, one.name) for one in dataclasses.fields(space)}
-    return TrainableSpace(**fields, trainable=trainable)
+    return TrainableSpace(**vars(space), trainable=trainable)

@@ -51,10 +51,6 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.give_back()
-
-    def give_back(self) -> None:
-        """Restore the handlers from before the first ``take``."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

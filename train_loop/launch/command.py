@@ -110,9 +110,7 @@ class RunPlan:
 
 def train_parser(prog: str) -> OneLineParser:
     """The options of ``bigbatch train``."""
-    p = OneLineParser(
-        prog=prog, description="Train one configuration in full. Repeat the command to resume.", allow_abbrev=False
-    )
+    p = OneLineParser(prog=prog, description="Train one configuration in full. Repeat the command to resume.")
     add = p.add_argument
     add_source_options(p)
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. epochs=90")

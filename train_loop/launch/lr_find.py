@@ -139,7 +139,7 @@ def lr_find(
 
 def lr_find_parser(prog: str) -> OneLineParser:
     """The options of ``bigbatch lr-find``."""
-    p = OneLineParser(prog=prog, description="Learning-rate range test of a configuration.", allow_abbrev=False)
+    p = OneLineParser(prog=prog, description="Learning-rate range test of a configuration.")
     add_source_options(p)
     add_component_options(p)
     add = p.add_argument

@@ -245,6 +245,8 @@ class JoinedRay:
         import ray
 
         send_ray_logs_to(self._log_file)
+        # Settings of this project and of Ray Train, on which driver and workers must agree.
+        agreed = {name: value for name, value in os.environ.items() if name.startswith(("BIGBATCH_", "RAY_TRAIN_"))}
         try:
             with own_process_groups():
                 context = ray.init(
@@ -253,7 +255,7 @@ class JoinedRay:
                     configure_logging=False,
                     job_config=own_path_only(),
                     runtime_env={
-                        "env_vars": {**SEARCH_ENV, **_inherited(), "PYTHONPATH": python_path()},
+                        "env_vars": {**SEARCH_ENV, **agreed, "PYTHONPATH": python_path()},
                         **worker_python(),
                     },
                 )
@@ -301,11 +303,6 @@ def check_reachable(address: str) -> None:
         f"--address must be auto or HOST:PORT of a running Ray cluster; got {target!r}: {reason}. "
         "Start one, or write --address local."
     )
-
-
-def _inherited() -> dict[str, str]:
-    """Settings of this project and of Ray Train that driver and workers must agree on."""
-    return {name: value for name, value in os.environ.items() if name.startswith(("BIGBATCH_", "RAY_TRAIN_"))}
 
 
 def worker_python() -> dict[str, str]:

@@ -190,12 +190,8 @@ class _FullRun:
 
     def __init__(self, begin: Callable[[], WandbRun]) -> None:
         self._begin, self._failed = begin, False
-        self._run: WandbRun | None = None
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether W&B has a run."""
-        return self._run is not None
+        self.run: WandbRun | None = None
+        """W&B's run, once it has begun."""
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch has ended, of this process or of an earlier one."""
@@ -206,8 +202,8 @@ class _FullRun:
         if self._failed:
             return
         try:
-            self._run = self._run or self._begin()
-            what(self._run)
+            self.run = self.run or self._begin()
+            what(self.run)
         except Exception as error:  # an unreachable tracker, or a full disk, which training itself will meet
             self._failed = True
             reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -228,7 +224,7 @@ def wandb_of_full_run(mode: str, output: Path, config: TrainConfig) -> Iterator[
         yield tracker.epoch
         failed = False
     finally:
-        if tracker.has_begun:
+        if tracker.run is not None:
             tracker.tell(lambda run: run.finish({}, failed=failed))
-        if tracker.has_begun and mode == "offline":
+        if tracker.run is not None and mode == "offline":
             print(f"To send the W&B run: bigbatch wandb-sync {shlex.quote(str(output))}", flush=True)
