@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import resource
-import sys
 from pathlib import Path
 
 import torch
@@ -48,38 +46,24 @@ def give_back_memory() -> None:
 
 def resident_bytes() -> int:
     """The resident set of this process in bytes; 0 if the system does not report it."""
-    return _of_status("VmRSS:") or 0
+    return _of_status("VmRSS:")
 
 
 def peak_bytes(device: torch.device) -> int:
     """The peak memory of this rank, in bytes.
 
     On CUDA: what torch's allocator held in tensors on ``device`` (``torch.cuda.max_memory_allocated``) since
-    ``forget_peak``. Elsewhere: the largest resident set of this process since then, without its children.
+    ``forget_peak``. Elsewhere: the largest resident set of this process since then, without its children; 0 if the
+    system does not report it. ``getrusage`` would also count the time before ``exec``, with the parent's size.
     """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resident_peak_bytes()
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _of_status("VmHWM:")
 
 
-def resident_peak_bytes() -> int:
-    """The largest resident set of this process in bytes.
-
-    Linux reports it for this program alone (VmHWM in proc(5)). ``getrusage`` also counts the time before ``exec``, so a
-    child of a large process would begin with its parent's size.
-    """
-    if peak := _of_status("VmHWM:"):
-        return peak
-    # Bytes on macOS, KiB on Linux.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _of_status(name: str) -> int | None:
-    """Bytes that ``/proc/self/status`` gives for ``name``; None if it does not."""
+def _of_status(name: str) -> int:
+    """Bytes that ``/proc/self/status`` gives for ``name``; 0 if it does not."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in PROCESS_STATUS.read_text().splitlines():
             if line.startswith(name):
                 # proc(5) gives kB, which are KiB.
                 return 1024 * int(line.split()[1])
-    return None
+    return 0
