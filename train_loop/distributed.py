@@ -84,7 +84,9 @@ class Meeting:
         else:
             self._await("bigbatch/first", PREPARE_S)
             value, error = pickle.loads(self._store.get("bigbatch/first"))
-        self._all_know()  # rank 0 may refuse the run for another reason next
+        self._arrive("bigbatch/known")
+        if self._rank == 0:  # it goes on last: it may hold the store, which ends with it, and refuse the run next
+            self._await("bigbatch/known/all", ALL_KNOW_S)
         if error is not None:
             raise error
         return cast(T, value)
@@ -98,12 +100,6 @@ class Meeting:
         dist.init_process_group(
             backend, store=self._store, rank=self._rank, world_size=self._workers, timeout=self._timeout
         )
-
-    def _all_know(self) -> None:
-        """Let rank 0 continue last: it may hold the store, which ends with it."""
-        self._arrive("bigbatch/known")
-        if self._rank == 0:
-            self._await("bigbatch/known/all", ALL_KNOW_S)
 
     def _arrive(self, place: str) -> None:
         """Count this rank at ``place``. The last one says that all are there: two keys for any number of ranks."""

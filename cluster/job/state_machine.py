@@ -223,7 +223,8 @@ class Job:
         # Slurm may also signal the driver, which then ends first: ask why before calling it a failure.
         if self._signals and self._job_watch.interruption():
             return State.DRAINING
-        return self._stop_because(Cause.DRIVER_ENDED, f"driver ended with exit code {self._driver.exit_code()}")
+        self._job_watch.stop_because(Cause.DRIVER_ENDED, f"driver ended with exit code {self._driver.exit_code()}")
+        return State.DRAINING
 
     def _drain(self) -> State:
         assert self._job_watch.cause is not None
@@ -331,10 +332,6 @@ class Job:
         late = self._nodes.stop(keep_logs=keep_logs or self._options.keep_logs, timeout_s=patience, signalled=ended)
         if late:
             self._say(f"nodes that did not end in time, and were killed: {', '.join(late)}")
-
-    def _stop_because(self, cause: Cause, text: str) -> State:
-        self._job_watch.stop_because(cause, text)
-        return State.DRAINING
 
     def _enter(self, state: State) -> None:
         self._say(f"→ {state.value}")

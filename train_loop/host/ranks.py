@@ -37,11 +37,6 @@ class Launch:
     master: tuple[str, int] | None = None
     """Host and port where ranks meet; None if torchrun has already given them to torch."""
 
-    @property
-    def nodes(self) -> int:
-        """How many nodes the ranks are on, if each node has as many as this one."""
-        return max(1, self.world_size // self.on_node)
-
     def announce(self, env: MutableMapping[str, str] = os.environ) -> None:
         """Set what ``torch.distributed.init_process_group`` reads."""
         if self.master is not None:

@@ -160,13 +160,6 @@ def own_path_only() -> object:
     return OwnPathOnly()
 
 
-def head_client(address: str) -> Any:
-    """Ray's own client of its head, whose calls have a timeout."""
-    import ray
-
-    return ray._raylet.GcsClient(address=address)
-
-
 # Ray Tune
 
 

@@ -211,49 +211,37 @@ class PackedFiles:
         self.path = path
         self.info = read_info(path)
         batch = open_index(path)
-        self._columns = {name: batch.column(name).to_numpy() for name in NUMBERS}
+        self.columns: dict[str, npt.NDArray[np.integer]] = {name: batch.column(name).to_numpy() for name in NUMBERS}
+        """``NUMBERS``, each ``[records]``, mapped."""
         self._keys = batch.column("key")
         self._descriptors: dict[int, int] = {}
         self._checked = np.zeros(len(self._keys), dtype=bool)
-
-    def columns(self) -> dict[str, npt.NDArray[np.integer]]:
-        """``NUMBERS``, each ``[records]``, mapped."""
-        return self._columns
 
     def index_bytes(self) -> bytes:
         """The index file, which names each image with its checksum."""
         with open(os.path.join(self.path, INDEX), "rb") as file:
             return file.read()
 
-    @property
-    def records(self) -> int:
-        """How many images there are, of training and validation together."""
-        return len(self._columns["label"])
-
     def labels(self, records: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The classes of many records, int64 ``[len(records)]``."""
-        return self._columns["label"][records].astype(np.int64)
+        return self.columns["label"][records].astype(np.int64)
 
     def size(self, record: int) -> tuple[int, int]:
         """Width and height of the stored image, pixels."""
-        return int(self._columns["width"][record]), int(self._columns["height"][record])
+        return int(self.columns["width"][record]), int(self.columns["height"][record])
 
     def square_side(self, records: npt.NDArray[np.int64] | slice) -> int:
         """Pixels a side of the stored images; 0 unless all of these are square and of one size."""
-        found = [self.columns()[name][records] for name in ("width", "height")]
+        found = [self.columns[name][records] for name in ("width", "height")]
         sides = {int(end) for column in found for end in (column.min(), column.max())}
         return sides.pop() if len(sides) == 1 else 0
 
-    def bytes_of(self, record: int) -> int:
-        """Bytes of the stored image file."""
-        return int(self._columns["bytes"][record])
-
     def read(self, record: int) -> bytes:
         """The image's bytes. Raises ImageError if the shard has changed."""
-        length = self.bytes_of(record)
+        length = int(self.columns["bytes"][record])
         try:
             # Not mapped: on a cold file single page faults are 15 times slower than this.
-            data = os.pread(self._descriptor(record), length, int(self._columns["offset"][record]))
+            data = os.pread(self._descriptor(record), length, int(self.columns["offset"][record]))
         except OSError as error:
             raise ImageError(f"cannot read {self.where(record)}: {error.strerror}. Check the file system.") from None
         if len(data) != length:
@@ -261,7 +249,7 @@ class PackedFiles:
         return data
 
     def _descriptor(self, record: int) -> int:
-        number = int(self._columns["shard"][record])
+        number = int(self.columns["shard"][record])
         if number not in self._descriptors:
             shard = self.info.shards[number]
             descriptor = os.open(os.path.join(self.path, shard.file), os.O_RDONLY)
@@ -270,7 +258,7 @@ class PackedFiles:
 
     def read_ahead(self, records: npt.NDArray[np.int64]) -> None:
         """Ask the system to fetch, all at once, the records that are not in its memory."""
-        offsets, lengths = (self._columns[name][records].tolist() for name in ("offset", "bytes"))
+        offsets, lengths = (self.columns[name][records].tolist() for name in ("offset", "bytes"))
         byte = [bytearray(1)]
         for record, offset, length in zip(records.tolist(), offsets, lengths, strict=True):
             try:
@@ -301,11 +289,11 @@ class PackedFiles:
 
     def is_intact(self, record: int, data: bytes) -> bool:
         """Whether ``data``, the bytes of the record, has the CRC-32 that was noted when it was packed."""
-        return zlib.crc32(data) == int(self._columns["crc32"][record])
+        return zlib.crc32(data) == int(self.columns["crc32"][record])
 
     def where(self, record: int) -> str:
         """Record, shard and source name, for messages."""
-        shard = self.info.shards[int(self._columns["shard"][record])]
+        shard = self.info.shards[int(self.columns["shard"][record])]
         return f"record {record} ({self._keys[record].as_py()}) in {os.path.join(self.path, shard.file)}"
 
     def check_records(self, count: int = 32) -> None:

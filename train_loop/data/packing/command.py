@@ -107,7 +107,7 @@ def _check(args: argparse.Namespace) -> int:
     folder = os.path.abspath(args.paths[0])
     schema.check_index(folder)
     files = schema.PackedFiles(folder)
-    info, columns = files.info, files.columns()
+    info, columns = files.info, files.columns
     if args.info:
         some = ", ".join(map(printable, info.class_names[:5])) + (", …" if len(info.class_names) > 5 else "")
         medians = " × ".join(f"{np.median(columns[side]):.0f}" for side in ("width", "height"))

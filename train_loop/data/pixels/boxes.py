@@ -53,14 +53,12 @@ def _middle(width: int, height: int, w: int, h: int) -> Box:
     return left, upper, left + w, upper + h
 
 
-def short_side(size: int, part: float = USUAL.val_crop) -> int:
-    """Pixels of the shorter side, of which ``size`` × ``size``, the central crop of validation, is this ``part``."""
-    return round(size / part)
-
-
 def size_before_crop(width: int, height: int, size: int, part: float = USUAL.val_crop) -> Size:
-    """The size to which validation resizes an image before it cuts ``size`` × ``size`` out of its centre."""
-    short = short_side(size, part)
+    """The size to which validation resizes an image before it cuts ``size`` × ``size`` out of its centre.
+
+    ``part``: the crop's side, as a part of the image's shorter side.
+    """
+    short = round(size / part)
     # Cut off, not rounded, as in torchvision's Resize: so these are the pixels on which its recipes validate.
     return (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
 

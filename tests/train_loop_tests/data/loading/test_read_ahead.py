@@ -106,7 +106,7 @@ def test_long_records_are_asked_for_whole(packed, asked, monkeypatch):
     monkeypatch.setattr(os, "preadv", not_in_memory)
     records = np.arange(2)
     packed.read_ahead(records)
-    columns = packed.columns()
+    columns = packed.columns
     assert columns["bytes"].max() > 300_000
     pages = {page for at, size in asked for page in range(at // mmap.PAGESIZE, -(-(at + size) // mmap.PAGESIZE))}
     for begin, size in zip(columns["offset"][records].tolist(), columns["bytes"][records].tolist(), strict=True):
