@@ -79,7 +79,9 @@ def _small(config: TrainConfig) -> TrainConfig:
 
 def _train_and_validate(run: Run, needs_top1: bool) -> None:
     config = run.config
-    handle = run.model.register_forward_hook(_check_logits(run)) if _counts_classes(run) else None
+    info = run.source.info
+    counts_classes = config.loss in LOSSES and info.are_classes and info.num_classes > 0
+    handle = run.model.register_forward_hook(_check_logits(run)) if counts_classes else None
     for step in itertools.islice(run.source.train_steps(config.seed, 0, run.split, 0), 1):
         take_step(run, step, config.optimizer.peak_lr * 1e-3)  # a whole rate without warmup may explode at once
     _check_loss(run)
@@ -97,11 +99,6 @@ def _train_and_validate(run: Run, needs_top1: bool) -> None:
     if handle is not None:
         handle.remove()
     _check_state(run)
-
-
-def _counts_classes(run: Run) -> bool:
-    info = run.source.info
-    return run.config.loss in LOSSES and info.are_classes and info.num_classes > 0
 
 
 def _check_logits(run: Run) -> Callable[[nn.Module, object, object], None]:

@@ -31,7 +31,7 @@ def prepare_batch_norm(run: Run) -> None:
     """Prepare BatchNorm's statistics for validation: recompute them, or share rank 0's running averages."""
     config = run.config
     run.world.share_buffers(run.model)  # of other layers too: all ranks validate the network that checkpoints hold
-    if not precise_bn.is_precise_bn_on(config.precise_bn, run.steps_per_epoch):
+    if config.precise_bn == "off" or (config.precise_bn == "auto" and run.steps_per_epoch >= precise_bn.FEW_STEPS):
         return
     count = precise_bn.images_of(config.precise_bn_images, run.source.info.train_size)
     if config.model.sync_bn:  # its forward is a collective: each rank needs equally many batches

@@ -69,13 +69,9 @@ def plain_loss(kind: str) -> LossFunction:
     return loss
 
 
-def _classes(labels: torch.Tensor) -> torch.Tensor:
-    """Class labels as torch's losses take them, e.g. NumPy's int32; shares of classes as they are."""
-    return labels if labels.is_floating_point() else labels.long()
-
-
 def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-    return F.cross_entropy(logits, _classes(labels), label_smoothing=label_smoothing)
+    targets = labels if labels.is_floating_point() else labels.long()  # torch takes no int32, e.g. NumPy's
+    return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
 
 
 def has_own_loss(config: TrainConfig) -> bool:

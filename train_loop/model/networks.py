@@ -79,7 +79,11 @@ def check_model(config: ModelConfig, info: DataInfo) -> None:
     except ConfigError:
         raise
     except (RuntimeError, ValueError, AssertionError) as error:
-        raise _size_error(config.name, size, error) from None
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(". ")
+        raise ConfigError(
+            f"the model must take the image size; got {size} px for {config.name} ({reason}). "
+            "Set data.image_size=224 or model.name=resnet50."
+        ) from None
 
 
 def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
@@ -173,14 +177,6 @@ def _arguments(name: str, info: DataInfo) -> dict[str, object]:
         # init_weights: torchvision warns where that is left open.
         return {"aux_logits": False, "init_weights": True}
     return {}
-
-
-def _size_error(name: str, image_size: int, error: Exception) -> ConfigError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(". ")
-    return ConfigError(
-        f"the model must take the image size; got {image_size} px for {name} ({reason}). "
-        "Set data.image_size=224 or model.name=resnet50."
-    )
 
 
 def _set_stem(model: Any, stem: str) -> None:

@@ -25,11 +25,6 @@ def images_of(most: int, train_size: int) -> int:
     return min(most, train_size, max(train_size // 4, ENOUGH))
 
 
-def is_precise_bn_on(choice: str, steps_per_epoch: int) -> bool:
-    """Whether ``TrainConfig.precise_bn`` requests it for a run with this many steps per epoch."""
-    return choice == "on" or (choice == "auto" and steps_per_epoch < FEW_STEPS)
-
-
 def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     """The layers that keep running statistics."""
     found = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
