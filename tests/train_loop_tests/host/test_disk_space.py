@@ -12,6 +12,7 @@ from bigbatch.cluster.host import quota
 from bigbatch.train_loop.config import ConfigError, DataConfig, ModelConfig, TrainConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set
 from bigbatch.train_loop.data.packing import command as pack_command
+from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.host.disk_space import NO_ROOM, DiskFull, LogFile
 from bigbatch.train_loop.launch import checks
@@ -187,6 +188,13 @@ def test_checkpoints_without_room_are_left_out_but_for_the_last(last, built, mon
         return
     assert untimed(run(OF_THE_LOOP, checkpoint_dir=tmp_path / "b", checkpoint_every_s=1e-9)) == expected
     assert len(tried) > 1 and "/scratch is full" in caplog.text
+
+
+@pytest.mark.parametrize(("left", "met"), [(0, DiskFull), (1 << 30, OwnCodeError)])
+def test_a_training_functions_torch_save_meets_a_full_disk_as_the_loops_does(left, met, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(disk_space, "free_bytes", lambda folder: left)
+    with pytest.raises(met), disk_space.full_disk_named(tmp_path):
+        raise OwnCodeError("own.py raised RuntimeError.\nRuntimeError: PytorchStreamWriter failed writing file data/0")
 
 
 def test_a_log_without_room_is_closed_in_silence(capfd: pytest.CaptureFixture[str]) -> None:
