@@ -246,7 +246,7 @@ def test_a_run_in_a_folder_of_other_code_is_refused_until_it_is_accepted(file: P
 def test_lr_find_tests_an_own_optimizers_rate(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.set_num_threads(1)
     words = ["--model", f"{file}:net", "--optimizer", f"{file}:adam", "--set", "model.options.width=4", "batch=128"]
-    assert main([*words, "--steps", "12"]) == 0
+    assert main([*words, "--steps", "80"]) == 0
     assert "suggested peak lr" in capsys.readouterr().out
     first, last = default_range(_config(file, optimizer__name="adam").optimizer)
     assert first <= 1e-6 and last >= 1
