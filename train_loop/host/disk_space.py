@@ -89,7 +89,8 @@ def full_disk_named(folder: Path) -> Iterator[None]:
     except DiskFull:
         raise
     except (OSError, RuntimeError) as error:
-        number = full_errno(error, folder)
+        # The cause of an OwnCodeError: its text has lines of the user's files, which may speak of quotas.
+        number = full_errno(error.__cause__ or error, folder)
         if number is None:
             raise
         raise DiskFull(f"{NO_ROOM}: {describe_full_disk(number, folder)}") from error

@@ -194,7 +194,13 @@ def test_checkpoints_without_room_are_left_out_but_for_the_last(last, built, mon
 def test_a_training_functions_torch_save_meets_a_full_disk_as_the_loops_does(left, met, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(disk_space, "free_bytes", lambda folder: left)
     with pytest.raises(met), disk_space.full_disk_named(tmp_path):
-        raise OwnCodeError("own.py raised RuntimeError.\nRuntimeError: PytorchStreamWriter failed writing file data/0")
+        raise OwnCodeError("own.py raised RuntimeError.") from RuntimeError("PytorchStreamWriter failed writing file")
+
+
+def test_a_line_of_a_users_file_that_speaks_of_a_full_disk_is_none(tmp_path: Path) -> None:
+    text = 'own.py raised ValueError.\n  File "own.py", line 3\n    save(net)  # "quota exceeded" passes\nValueError: 3'
+    with pytest.raises(OwnCodeError), disk_space.full_disk_named(tmp_path):
+        raise OwnCodeError(text) from ValueError(3)
 
 
 def test_a_log_without_room_is_closed_in_silence(capfd: pytest.CaptureFixture[str]) -> None:
