@@ -108,7 +108,7 @@ def test_files_that_fail_are_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_functions_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
-    assert "got 'othre'. Did you mean 'my_space.py:other'?" in load_refusal(path + ":othre")
+    assert "got 'othre'. Did you mean 'other'?" in load_refusal(path + ":othre")
     assert "Functions there: space, other, one_argument" in load_refusal(path + ":qqq")
     assert "a function of (trial, workload)" in load_refusal(path + ":one_argument")
     assert "must name a function" in load_refusal(path + ":__doc__")

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.base.command_line import nearest_word
+from bigbatch.base.command_line import did_you_mean
 from bigbatch.train_loop.config.rules import ConfigError, is_own
 from bigbatch.train_loop.config.train_config import TrainConfig
 
@@ -175,9 +175,7 @@ def function_of(key: str, name: OwnName, module: types.ModuleType) -> OwnFunctio
     found = getattr(module, name.function, None)
     if found is None:
         present = [n for n, v in vars(module).items() if _is_from(v, module) and not n.startswith("_")]
-        near = nearest_word(name.function, present)
-        there = f"Functions there: {', '.join(present) or 'none'}."
-        fix = f"Did you mean '{name.path.name}:{near}'?" if near else there
+        fix = did_you_mean(name.function, present, f"Functions there: {', '.join(present) or 'none'}.")
         raise ConfigError(f"{key} must name a function of {name.path}; got {name.function!r}. {fix}")
     if not callable(found):
         raise ConfigError(f"{key} must name a function; {name} is {type(found).__name__}. Write `def {name.function}`.")

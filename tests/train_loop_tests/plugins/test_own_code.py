@@ -89,7 +89,7 @@ def test_a_file_runs_once_in_a_process(tmp_path):
         ("net.py", "Write net.py:FUNCTION."),
         ("net.py:", "Write net.py:FUNCTION."),
         ("elsewhere/away.py:answer", "Check the path."),
-        ("net.py:answr", "Did you mean 'net.py:answer'?"),
+        ("net.py:answr", "Did you mean 'answer'?"),
         ("net.py:quite_other", "Functions there: answer."),
         ("net.py:number", "Write `def number`."),
     ],

@@ -85,7 +85,7 @@ def test_a_model_that_reads_values_while_it_is_built_is_counted_too(file):
         ({"name": "net", "options": Options(depth=3)}, r"got .*my.py:net.*unexpected keyword argument 'depth'"),
         ({"name": "net", "stem": "small"}, "model.stem=small needs a ResNet"),
         ({"name": "net", "pretrained": "nowhere.pth"}, "model.pretrained must name a file that is there"),
-        ({"name": "nett"}, "Did you mean 'my.py:net'"),
+        ({"name": "nett"}, "Did you mean 'net'"),
     ],
 )
 def test_what_an_own_model_cannot_do_is_said_in_one_line(file, changes, words):

@@ -105,7 +105,7 @@ def test_a_space_may_choose_networks_their_options_and_the_image_size(folder: Pa
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"loss": "my.py:maen"}, "Did you mean 'my.py:mean'"),
+        ({"loss": "my.py:maen"}, "Did you mean 'mean'"),
         ({"loss": "crossentropy"}, "Did you mean 'cross_entropy'"),
         ({"loss": "my.py:mean", "set": ("smoothing=0.1",)}, "label_smoothing is for the built-in losses; got 0.1"),
         ({"loss": "my.py:mean", "set": ("loss=bce",)}, "a key is set once; got --loss and --set loss"),
