@@ -58,20 +58,24 @@ def default_range(optimizer: OptimizerConfig) -> tuple[float, float]:
     return ranges.get(optimizer.name, (1e-6, 1.0))
 
 
+def check_range(first: float, last: float, steps: int) -> None:
+    """Raise ConfigError if the range does not rise from above 0, or there are fewer than 10 steps."""
+    if not 0 < first < last < math.inf or steps < 10:
+        raise ConfigError(
+            f"a range test rises from above 0 in at least 10 steps; got {first:g} to {last:g} in {steps}. "
+            "Write e.g. --first 0.001 --last 10 --steps 100."
+        )
+
+
 def range_test(step: Callable[[float], float], first: float, last: float, steps: int) -> RangeTestResult:
     """Raise the rate geometrically from ``first`` to ``last`` (Smith 2017, arXiv 1506.01186, §3.3).
 
     Args:
         step: takes one step at a rate and returns the loss before it.
 
-    Raises ConfigError if the range does not rise from above 0, or there are fewer than 10 steps; ValueError if the loss
-    is not finite in the first 10 steps.
+    Raises what ``check_range`` raises; ValueError if the loss is not finite in the first 10 steps.
     """
-    if not 0 < first < last < math.inf or steps < 10:
-        raise ConfigError(
-            f"a range test rises from above 0 in at least 10 steps; got {first:g} to {last:g} in {steps}. "
-            "Write e.g. --first 0.001 --last 10 --steps 100."
-        )
+    check_range(first, last, steps)
     rates: list[float] = []
     losses: list[float] = []
     smoothed: list[float] = []  # exponential mean with its bias corrected (Kingma & Ba 2015, §3)
@@ -120,6 +124,7 @@ def lr_find(
     from bigbatch.train_loop.loop.train import check_gradient_scale, take_step
     from bigbatch.train_loop.reporter import ListReporter
 
+    check_range(first, last, steps)
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device(), scan=scan)
     epochs = (run.source.train_steps(config.seed, epoch, run.split, run.world.rank) for epoch in itertools.count())
     steps_to_take = itertools.chain.from_iterable(epochs)

@@ -48,6 +48,10 @@ def confirmation_in_words(
         more = counted_noun(missing[0], "more run")
         left = f" The search ended before {more} (about {short_number(missing[1])} {hours}): {command}"
     if seeds := json_values.whole_number(words.own, "seeds"):
+        each = words.own.get("values")
+        equal = isinstance(each, (list, tuple)) and len(each) > 1 and len(set(each)) == 1
+        if equal and description.get("trainable"):  # of a function of the user's, which may ignore it
+            left = " All are equal: if the function does not use config['seed'], they confirm nothing." + left
         return f"Confirmed with {counted_noun(seeds, 'fresh seed')}{words.of_each_seed()}.{left}"
     if running:
         return "Not confirmed with fresh seeds yet: the search goes on."

@@ -103,6 +103,12 @@ def test_the_command(built, tmp_path, capsys, monkeypatch):
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
+def test_a_wrong_range_is_refused_before_data_and_network_are_made(monkeypatch):
+    monkeypatch.setattr("bigbatch.train_loop.loop.assembly.set_up", lambda *_, **__: pytest.fail("made"))
+    with pytest.raises(ConfigError, match="at least 10 steps; got 0.1 to 1 in 5"):
+        lr_find(CONFIG, first=0.1, last=1.0, steps=5)
+
+
 def test_a_loss_that_only_rises_suggests_no_rate(tmp_path, capsys, monkeypatch):
     def rising(config: TrainConfig, *, first: float, last: float, steps: int, scan: object) -> RangeTestResult:
         return range_test(lambda rate: 1 + rate, first, last, steps)

@@ -56,6 +56,24 @@ def test_the_best_is_the_one_with_the_best_mean_over_fresh_seeds(tmp_path: Path,
     assert in_queue is not None and in_queue.best == pytest.approx(0.78) and in_queue.finished == 3
 
 
+@pytest.mark.parametrize(
+    ("trainable", "last", "warns"), [("my.py:train", 0.75, True), ("my.py:train", 0.8, False), (None, 0.75, False)]
+)
+def test_fresh_seeds_that_a_function_ignores_confirm_nothing(
+    tmp_path: Path, capsys, trainable: str | None, last: float, warns: bool
+) -> None:
+    described = {"trials": 2, "max_epochs": EPOCHS, "trainable": trainable}
+    store = StudyStore.create(tmp_path / "s", "s", described, None)
+    best, _ = finish(store.study, 0.8, 0.5), finish(store.study, 0.3, 0.25)
+    for seed, value in enumerate((0.75, last), 1):
+        finish(store.study, value, 1.0, confirms=best, confirmation_seed=seed)
+    store.refresh(force=True)
+    store.close()
+    assert show_main([str(tmp_path / "s")]) == 0
+    text = capsys.readouterr().out
+    assert "Confirmed with 2 fresh seeds" in text and ("if the function does not use config['seed']" in text) == warns
+
+
 @pytest.mark.parametrize("target", ["val_top1=0.5", "recall:max=0.5"])
 def test_what_a_stopped_trial_lacks_to_its_target_is_not_shown_as_hours(tmp_path: Path, capsys, target: str) -> None:
     store = StudyStore.create(tmp_path / "s", "s", {"trials": 1, "objective": target}, None)
