@@ -120,9 +120,9 @@ class _Kept:
         return self.barrier
 
 
-ANSWER_S = 10.0
-"""Seconds that a worker may take to answer between two trials, or to leave a trial that Tune has stopped: it checks
-after a step, once a second. A slower worker is ended."""
+LEAVE_S, ANSWER_S = 10.0, 30.0
+"""Seconds that a worker may take to leave a trial that Tune has stopped (it checks after a step, once a second), and to
+answer between two trials. A slower worker is ended."""
 _kept: _Kept | None = None
 
 
@@ -159,6 +159,7 @@ class _KeepsWorkers:
     _worker_group_context: Any
     _worker_group_state: Any
     _assign_worker_ranks: Callable[..., list[Any]]
+    abort: Callable[[], None]
     _taken: _Kept | None
     reuse: Reuse
 
@@ -206,8 +207,11 @@ class _KeepsWorkers:
     def shutdown(self) -> None:
         global _kept
         state = self._worker_group_state
-        if state is None or not self._ended_well(state.workers):
+        if state is None:
             super().shutdown()  # type: ignore[misc]
+            return
+        if not self._ended_well(state.workers):
+            self.abort()  # an orderly end would wait half a minute for a frozen rank to leave its process group
             return
         from ray.train.v2._internal.execution.worker_group.state import WorkerGroupState
 
@@ -224,9 +228,9 @@ class _KeepsWorkers:
         else:
             kept.end()
 
-    def _all(self, workers: list[Any], function: Callable[[], bool]) -> bool:
+    def _all(self, workers: list[Any], function: Callable[[], bool], timeout_s: float = ANSWER_S) -> bool:
         """Whether ``function`` returned True on all of them."""
-        return all(_answers([worker.execute_async(function) for worker in workers]) or [False])
+        return all(_answers([worker.execute_async(function) for worker in workers], timeout_s) or [False])
 
     def _ended_well(self, workers: list[Any]) -> bool:
         """Whether all workers returned normally. In a trial that Tune has stopped they are told to return first.
@@ -234,10 +238,10 @@ class _KeepsWorkers:
         It asks the workers, not the group: the group's callbacks would report to Tune for a trial that has ended, and
         wait for ever.
         """
-        until = time.monotonic() + ANSWER_S
-        if not self._all(workers, self.reuse.drop_trial):
+        until = time.monotonic() + LEAVE_S
+        if not self._all(workers, self.reuse.drop_trial, LEAVE_S):
             return False
-        while (found := _answers([worker.actor.poll_status.remote() for worker in workers])) is not None:
+        while (found := _answers([worker.actor.poll_status.remote() for worker in workers], LEAVE_S)) is not None:
             if any(one.error or one.preemption_info for one in found):
                 return False
             if not any(one.running for one in found):
@@ -248,12 +252,12 @@ class _KeepsWorkers:
         return False
 
 
-def _answers(asked: list[Any]) -> list[Any] | None:
+def _answers(asked: list[Any], timeout_s: float = ANSWER_S) -> list[Any] | None:
     """What the actors answered; None if one of them has died, raised an error or takes too long."""
     import ray
 
     try:
-        answers: list[Any] = ray.get(asked, timeout=ANSWER_S)
+        answers: list[Any] = ray.get(asked, timeout=timeout_s)
     except ray.exceptions.RayError:
         return None
     return answers

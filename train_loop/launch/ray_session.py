@@ -56,7 +56,7 @@ SEARCH_ENV = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the search has its own, which saves the study
-    "TUNE_FUNCTION_THREAD_TIMEOUT_S": "15",
+    "TUNE_FUNCTION_THREAD_TIMEOUT_S": "120",  # above all waits of `inline_controller.py` between two trials
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # trials start side by side; the bridge limits their number
     "TUNE_WARN_THRESHOLD_S": "30",
     "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # nobody reads Ray's experiment state: written at the start and the end
