@@ -164,10 +164,18 @@ def test_a_process_that_grows_or_has_trained_many_trials_is_replaced(monkeypatch
 def test_a_rank_frees_its_own_gpu_and_is_replaced_if_that_keeps_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the number, a call from this thread would make a context on GPU 0, which is another rank's."""
+    """A thread that has not chosen its GPU would use the first one, which is another rank's."""
     monkeypatch.setattr("ray.train.get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
     monkeypatch.setattr("ray.train.torch.get_device", lambda: torch.device("cuda", 3))
-    for name in ("use_assigned_cores", "_let_children_end", "_share_gpu", "_stay_near"):
+    called, kept, threads = list[object](), 0, set[int]()
+
+    def calls(what: object) -> None:
+        called.append(what)
+        threads.add(threading.get_ident())
+
+    monkeypatch.setattr(torch.cuda, "set_device", calls)
+    monkeypatch.setattr(ray_worker, "_share_gpu", lambda gpus: calls("share"))
+    for name in ("use_assigned_cores", "_let_children_end", "_stay_near"):
         monkeypatch.setattr(ray_worker, name, lambda *_: None)
     (tmp_path / ".stop").touch()
     task = TrialTask(
@@ -175,19 +183,18 @@ def test_a_rank_frees_its_own_gpu_and_is_replaced_if_that_keeps_memory(
         checkpoint_dir=tmp_path, checkpoint_every_s=1.0, log_file=tmp_path / "s" / "logs" / "t.log",
         stop_file=tmp_path / ".stop",
     )  # fmt: skip
-    for name, value in (("_trials", 0), ("_first_bytes", 0), ("_leftovers", False), ("_gpu", None)):
+    for name, value in (("_trials", 0), ("_first_bytes", 0), ("_leftovers", False)):
         monkeypatch.setattr(ray_worker, name, value)
     assert ray_worker.train_worker(task.to_dict()).stopped
 
-    called, kept = list[object](), 0
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "set_device", called.append)
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
-    monkeypatch.setattr(gc, "collect", lambda: called.append("garbage"))
-    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: called.append("workspaces"), raising=False)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append("cache"))
+    monkeypatch.setattr(gc, "collect", lambda: calls("garbage"))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: calls("workspaces"), raising=False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls("cache"))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: kept)
-    assert ray_worker.between_trials() and called == [3, "garbage", "workspaces", "cache"]
+    assert ray_worker.between_trials() and len(threads) == 1
+    assert called == [torch.device("cuda", 3), "share", "garbage", "workspaces", "cache"]
     kept = ray_worker.GROWTH_BYTES
     assert ray_worker.between_trials()
     monkeypatch.setenv(SHARED_BY, "4")

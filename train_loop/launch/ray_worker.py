@@ -188,6 +188,7 @@ def _training_thread() -> queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]
 
 def _train_here(task: TrialTask) -> WorkersEnd:
     import ray.train.torch
+    import torch
 
     from bigbatch.train_loop.distributed import World
 
@@ -196,10 +197,10 @@ def _train_here(task: TrialTask) -> WorkersEnd:
     reporter = _make_reporter(task, context.get_world_rank(), log)
     use_assigned_cores()
     _let_children_end()
-    _share_gpu(task.worker_resources.get("GPU", 1.0))
     device = ray.train.torch.get_device()
-    global _gpu
-    _gpu = device.index if device.type == "cuda" else None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # Ray has done so in a thread of its own
+    _share_gpu(task.worker_resources.get("GPU", 1.0))
     _stay_near(device)
     # Check before loading data and model: a search that must end within seconds cannot wait for a trial that has only
     # begun. All ranks decide alike.
@@ -232,8 +233,6 @@ def _train_here(task: TrialTask) -> WorkersEnd:
 
 _leftovers = False
 """Whether this process has run code that may have changed it for good."""
-_gpu: int | None = None
-"""The number of the trial's GPU in this process; a node's other ranks have others. None: the trial is on the CPU."""
 _dropped = threading.Event()
 """Set while this process must leave its trial."""
 _trials, _first_bytes = 0, 0
@@ -258,15 +257,17 @@ def drop_trial() -> bool:
 
 def between_trials() -> bool:
     """Free what a trial left behind in this process. Returns whether it may train another one."""
+    return in_training_thread(_tidy)  # whose GPU is the trial's
+
+
+def _tidy() -> bool:
     global _trials, _first_bytes
     import torch
 
     from bigbatch.train_loop.loop.worker_use import give_back_memory, resident_bytes
 
     _dropped.clear()
-    on_gpu = _gpu is not None and torch.cuda.is_initialized()
-    if on_gpu:  # the trial had another thread: CUDA would begin to use the first GPU in this one, to free memory
-        torch.cuda.set_device(_gpu)
+    on_gpu = torch.cuda.is_initialized()
     if torch.distributed.is_initialized():  # Ray leaves the group of a single worker
         torch.distributed.destroy_process_group()
     if "torch._dynamo" in sys.modules:  # it counts the shapes that it compiled, and stops compiling after eight

@@ -6,7 +6,6 @@ On a CPU a recorder of torch's operations stands for a CUDA graph.
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -398,21 +397,17 @@ def test_a_gpu_drops_out_in_a_replay_what_it_would_in_a_step(monkeypatch: pytest
         assert ours.train_loss == pytest.approx(theirs.train_loss, rel=2e-3)
 
 
-def in_a_thread(config: TrainConfig, reporter: ListReporter, device: torch.device) -> str:
-    """The name of the error with which the training ends. Ray starts a thread for each trial of a process."""
-    ended = []
+def in_a_trial(config: TrainConfig, reporter: ListReporter, device: torch.device) -> str:
+    """The name of the error with which the training ends, in the thread that trains each trial of a process."""
 
-    def target() -> None:
+    def target() -> str:
         try:
             loop.train(config, reporter=reporter, device=device)
-            ended.append("")
         except Exception as error:
-            ended.append(type(error).__name__)
+            return type(error).__name__
+        return ""
 
-    thread = threading.Thread(target=target)
-    thread.start()
-    thread.join()
-    return ended[0]
+    return ray_worker.in_training_thread(target)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
@@ -420,7 +415,7 @@ def test_a_process_replays_the_steps_of_trial_after_trial(device: str, monkeypat
     """Each with another batch and optimizer. Some are dropped, diverge, or cannot be recorded; none leaves memory."""
     on_gpu, there, replays, kept = device != "cpu", torch.device(device), list[str](), list[int]()
     monkeypatch.setattr(assembly, "RankMeetings", lambda world: RankMeetings(world, interval_s=0.0))
-    for name, value in (("_trials", 0), ("_first_bytes", 0), ("_leftovers", False), ("_gpu", there.index)):
+    for name, value in (("_trials", 0), ("_first_bytes", 0), ("_leftovers", False)):
         monkeypatch.setattr(ray_worker, name, value)
     replay, record = ReplayedStep._replay, CudaGraphs.record
     monkeypatch.setattr(ReplayedStep, "_replay", lambda self, rate: replays.append("") or replay(self, rate))
@@ -449,7 +444,7 @@ def test_a_process_replays_the_steps_of_trial_after_trial(device: str, monkeypat
         keys = {"optimizer.name": name, "peak_lr": rate, "batch.global_size": size, "batch.micro_size": size}
         keys |= more or {}
         heard, before = reporter or Heard(), len(replays)
-        ended = in_a_thread(config.replace_keys(keys), heard, there)
+        ended = in_a_trial(config.replace_keys(keys), heard, there)
         return ended, [record.train_loss for record in heard.records], len(replays) - before
 
     (tensors, blocks), (large, small), ended = left(), sizes, []
@@ -472,7 +467,7 @@ def test_a_process_replays_the_steps_of_trial_after_trial(device: str, monkeypat
             patch.setattr(CudaGraphs, "waits", lambda self, step: (step(), False))
             patch.setattr(Recorder, "waits", lambda self, step: (step(), False))
             heard = Heard()
-            assert in_a_thread(ONE.replace_keys({"model.compile": "auto"}), heard, there) == ""
+            assert in_a_trial(ONE.replace_keys({"model.compile": "auto"}), heard, there) == ""
         assert not on_gpu or "a step cannot be recorded" in heard.notes[0]
         ray_worker.between_trials()
     for name, losses, size in (("lars", ended[3][1], large), ("adamw", ended[1][1], small)):
