@@ -91,9 +91,14 @@ def write_own_code(output: Path, config: TrainConfig) -> None:
 
 
 def check_output(output: Path, config: TrainConfig, accept_changed_code: bool = False) -> Path:
-    """Return the folder. Raises ConfigError if it cannot be written, or holds another run, or a run of other code."""
+    """Return the folder. Raises ConfigError if it cannot be written, or holds a study, another run, or other code."""
     check_writable("--output", output)
     check_writable("--output", output / "checkpoints")  # of an earlier run
+    if (output / "study.json").exists():
+        raise ConfigError(
+            f"--output must be a folder of the run's own; got {str(output)!r}, a search's study. Write --output with "
+            "another folder."
+        )
     stored = output / "config.json"
     if stored.exists():
         changes = differing_keys(read_config(stored).to_dict(), config.to_dict())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import signal
 import sys
 import time
@@ -158,8 +159,8 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     profile = read_profile_options(args, workers, launch)
     if launch is None:
         check_workers_fit_machine(workers)
-    if not args.checkpoint_every_s >= 0:
-        raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
+    if not math.isfinite(args.checkpoint_every_s):  # the parser refuses what is below 0
+        raise ConfigError(f"--checkpoint-every-s must be finite; got {args.checkpoint_every_s}. Write 60.")
     # The digest leaves out keys that change no result: with more loader processes a run resumes in the same folder.
     digest = hashlib.sha256(config.outcome_json().encode()).hexdigest()[:8]
     output = Path(args.output) if args.output else Path("runs", "train", f"{source}-{digest}")

@@ -128,7 +128,8 @@ BAD_INPUT = {
     "data": ("--data nowhere/at/all", "the data path must exist as a folder; got 'nowhere/at/all'"),
     "data twice": ("--data digits --set data.name=digits", "set once"),
     "time": ("--checkpoint-every-s -1", "--checkpoint-every-s must not be negative; got -1"),
-    "time that is none": ("--checkpoint-every-s nan", "--checkpoint-every-s must be at least 0"),
+    "time that is none": ("--checkpoint-every-s nan", "--checkpoint-every-s must be finite; got nan"),
+    "time without end": ("--checkpoint-every-s inf", "--checkpoint-every-s must be finite; got inf"),
     "option": ("--epoch 3", "no such option; got '--epoch'"),
     "output is a file": ("--output best.json", "--output must be a writable folder"),
     "output below a file": ("--output best.json/x", "--output must be a writable folder"),
@@ -140,6 +141,11 @@ BAD_INPUT = {
 def test_wrong_input_is_one_line_and_2(case: str, best: Path, expect_refusal: Any) -> None:
     words, named = BAD_INPUT[case]
     expect_refusal(["--config", str(best), *words.split()], named)
+
+
+def test_a_searchs_study_is_no_folder_for_a_run(best: Path, expect_refusal: Any) -> None:
+    (best.parent / "study.json").write_text("{}")
+    expect_refusal(["--config", str(best), "--output", "."], "a search's study. Write --output with another folder.")
 
 
 def test_unreadable_configuration_is_refused(tmp_path: Path, expect_refusal: Any) -> None:
