@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from bigbatch.base import json_values
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.sets.layout import (
     EXTENSIONS,
@@ -305,8 +306,10 @@ def _parquet_images(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...]]:
     for file in files:
         try:
             schema = pq.read_schema(file)
-        except pa.ArrowException as error:
-            raise ConfigError(f"a Parquet file must be whole; got {file!r}: {error}. Copy it again.") from None
+            about = json_values.json_object((schema.metadata or {}).get(b"huggingface", b"{}"))
+        except (pa.ArrowException, ValueError) as error:
+            why = f"got {file!r}: {error}"
+            raise ConfigError(f"a Parquet file must be whole, its metadata JSON; {why}. Copy it again.") from None
         column = _image_column(schema.names)
         inside = [] if column is None else [field.name for field in schema.field(column).flatten()]
         if "label" not in schema.names or f"{column}.bytes" not in inside:
@@ -314,8 +317,8 @@ def _parquet_images(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...]]:
                 f"a Parquet file needs columns image (struct<bytes, path>) and label; got {schema.names} in {file!r}. "
                 "Rename or convert them."
             )
-        huggingface = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        own = tuple(huggingface.get("info", {}).get("features", {}).get("label", {}).get("names") or names)
+        features = json_values.mapping(json_values.mapping(about, "info"), "features")
+        own = tuple(json_values.texts(json_values.mapping(features, "label"), "names")) or names
         if names and own != names:
             raise ConfigError(f"Parquet files must number the same classes alike; got others in {file!r}. Convert it.")
         names = own

@@ -105,7 +105,7 @@ def test_of_several_files_the_one_that_is_cut_short_is_named(images: Path, tmp_p
         (tmp_path / f"some_{part}.tar").unlink()
         pq.write_table(pa.table({"image": [{"bytes": b""}], "label": [0]}), tmp_path / f"{part}.parquet")
     (tmp_path / "val.parquet").write_bytes((tmp_path / "val.parquet").read_bytes()[:50])
-    with pytest.raises(ConfigError, match=r"a Parquet file must be whole; got '.*val.parquet'"):
+    with pytest.raises(ConfigError, match=r"a Parquet file must be whole.*; got '.*val.parquet'"):
         find_source(str(tmp_path))
 
 
@@ -115,6 +115,14 @@ def test_parquet_files_that_number_their_classes_differently_are_refused(tmp_pat
         table = pa.table({"image": [{"bytes": b"", "path": None}] * 2, "label": [0, 1]}).replace_schema_metadata(named)
         pq.write_table(table, tmp_path / f"{part}.parquet")
     with pytest.raises(ConfigError, match=r"must number the same classes alike; got others in '.*val.parquet'"):
+        find_source(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_metadata_of_hugging_face_that_are_no_json_are_refused(tmp_path: Path, text: str) -> None:
+    table = pa.table({"image": [{"bytes": b"", "path": None}], "label": [0]})
+    pq.write_table(table.replace_schema_metadata({"huggingface": text}), tmp_path / "train.parquet")
+    with pytest.raises(ConfigError, match=r"its metadata JSON; got '.*train.parquet'"):
         find_source(str(tmp_path))
 
 
