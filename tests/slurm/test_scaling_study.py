@@ -20,7 +20,7 @@ def test_one_allocation_measures_one_node_after_the_other(cluster: VirtualCluste
     folder = cluster.folder("alice", "scale")
     shutil.copytree(tiny_images, folder / "images")
     config = TrainConfig(
-        epochs=1, model=ModelConfig(name="squeezenet1_1"), batch=BatchConfig(global_size=8),
+        epochs=2, model=ModelConfig(name="squeezenet1_1"), batch=BatchConfig(global_size=8),
         data=DataConfig(name=str(folder / "images"), image_size=32),
         optimizer=OptimizerConfig(name="lars", peak_lr=0.5),
     )  # fmt: skip

@@ -125,15 +125,17 @@ def make_scale_plan(args: argparse.Namespace, machine: ScaleMachine) -> ScalePla
             f"bigbatch scale starts its own workers; got {launch.world_size} processes of {launch.by}. Start it once, "
             "without it."
         )
-    for option, value in (("--epochs", args.epochs), ("--base-workers", args.base_workers)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{option} must be at least 1; got {value}. Write {option} 1.")
+    if args.base_workers is not None and args.base_workers < 1:
+        raise ConfigError(f"--base-workers must be at least 1; got {args.base_workers}. Write --base-workers 1.")
     if args.base_workers is not None and args.mode != WEAK:
         raise ConfigError(
             f"--base-workers belongs to weak scaling; got --mode {args.mode}, where the batch stays. Leave one out."
         )
     source = recipe_path(args.recipe) if args.recipe else config_source(args.config)
     config = _read(args, source)
+    epochs = config.epochs if args.epochs is None else args.epochs
+    if epochs < 2:
+        raise ConfigError(f"--epochs must be at least 2: the first one also warms up; got {epochs}. Write --epochs 2.")
     info = look(config.data, open_some=True).info
     if info.path is not None:
         config = config.replace_keys({"data.name": info.path})
@@ -141,7 +143,7 @@ def make_scale_plan(args: argparse.Namespace, machine: ScaleMachine) -> ScalePla
     check_run_model(config, info)
     sizes = parse_sizes("--workers", args.workers) if args.workers else default_sizes(machine)
     check_sizes(sizes, machine)
-    base, epochs = args.base_workers or sizes[0], args.epochs or config.epochs
+    base = args.base_workers or sizes[0]
     digest = hashlib.sha256(f"{config.outcome_json()}{base}{epochs}".encode()).hexdigest()[:8]
     output = Path(args.output or Path("runs", "scale", f"{source.stem}-{args.mode}-{digest}")).absolute()
     found = make_sizes(config, info, machine, sizes, args.mode, base, epochs)

@@ -59,7 +59,7 @@ def _read_size(path: Path) -> SizeResult:
         values = json_values.json_object(path.read_text())
         config = TrainConfig.from_dict(json_values.mapping(values, "config"))
         history = json_values.objects(values, "history")
-        later = history[1:] or history
+        later = history[1:]
         noise = [json_values.number_or_none(record, "noise_scale") for record in history[len(history) // 2 :]]
         known, workers = [value for value in noise if value is not None], int(path.parent.name)
         return SizeResult(

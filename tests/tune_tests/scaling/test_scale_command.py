@@ -145,7 +145,9 @@ WRONG: list[tuple[list[str], str]] = [
     (["--workers", "1,4", "--set", "batch.global_size=400"], "--workers 4 (weak scaling): batch.global_size"),
     (["--workers", "1,2", "--base-workers", "3"], "batch.global_size must divide over the workers; got 64 over 3"),
     (["--workers", "1,2", "--base-workers", "2", "--mode", "strong"], "--base-workers belongs to weak scaling"),
-    (["--workers", "1", "--epochs", "0"], "--epochs must be at least 1; got 0"),
+    (["--workers", "1", "--epochs", "1"], "--epochs must be at least 2: the first one also warms up; got 1"),
+    (["--workers", "1", "--set", "epochs=1", "schedule.warmup_epochs=0"], "got 1. Write --epochs 2."),
+    (["--workers", "1", "--base-workers", "0"], "--base-workers must be at least 1; got 0"),
     (["--workers", "1", "--epochs", "1", "--set", "epochs=2"], "a key is set once; got --epochs and --set epochs"),
     (["--workers", "1", "--output", "/dev/null/x"], "--output must be a writable folder"),
 ]

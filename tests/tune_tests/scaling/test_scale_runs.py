@@ -64,7 +64,7 @@ def test_a_stop_signal_reaches_the_process_once(tmp_path: Path) -> None:
 def test_one_and_two_workers_really_killed_and_gone_on(tmp_path: Path) -> None:
     words = [
         sys.executable, "-m", "bigbatch", "scale", "--recipe", "cifar10-sgd-128", "--data", "digits", "--subset", "0.1",
-        "--workers", "1,2", "--epochs", "1", "--output", "out", "--set", *SMALL,
+        "--workers", "1,2", "--epochs", "2", "--output", "out", "--set", *SMALL,
     ]  # fmt: skip
     env = {**clean_environment(), "OMP_NUM_THREADS": "1"}
     out = tmp_path / "out"
