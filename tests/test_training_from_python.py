@@ -43,7 +43,7 @@ def test_it_trains_what_the_loop_trains_and_keeps_a_folder(config, tmp_path, mon
     assert not any(network.load_state_dict(content["model"])) and content["data"]["class_names"] == ["dark", "light"]
     again = train(config, folder=tmp_path / "kept", workers=2)
     assert again.history == result.history, "it was resumed after its last epoch"
-    assert json.loads(Path("kept/result.json").read_text())["workers"] == 1, "they trained nothing"
+    assert json.loads(Path("kept/result.json").read_text())["record"]["workers"] == 1, "they trained nothing"
     assert "resumed after 2 finished epochs" in capfd.readouterr().out
     with pytest.raises(ConfigError, match="a run resumes with the configuration that it began with"):
         train(config.replace_keys({"epochs": 3}), folder="kept")
@@ -101,7 +101,7 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(config: TrainConfig, tmp_p
 def test_several_workers_are_processes_of_torchrun(config: TrainConfig, tmp_path: Path) -> None:
     result = train(config, workers=2, folder=tmp_path / "kept")
     stored = json.loads((tmp_path / "kept" / "result.json").read_text())
-    assert stored["workers"] == 2 and [(one.epoch, one.workers) for one in result.history] == [(1, 2), (2, 2)]
+    assert stored["record"]["workers"] == 2 and [(one.epoch, one.workers) for one in result.history] == [(1, 2), (2, 2)]
     assert stored["history"] == [record.to_dict() for record in result.history]
     assert result.best_val_top1 == max(record.val_top1 for record in result.history)
     with pytest.raises(ConfigError, match="a run resumes with the configuration"):

@@ -67,7 +67,7 @@ def test_three_nodes_with_two_tasks_each_train_as_one_process_would_and_stop_on_
     second = submit(cluster, folder, config)
     assert cluster.wait_state(second, ("FAILED", "COMPLETED"), 500) == "COMPLETED", log_of(folder)
     result = json.loads((folder / "out" / "result.json").read_text())
-    assert result["workers"] == 6 and [r["epoch"] for r in result["history"]] == list(range(1, 13))
+    assert result["record"]["workers"] == 6 and [r["epoch"] for r in result["history"]] == list(range(1, 13))
     assert (result["history"][-1]["resumed_from_epoch"] or 0) >= 2
 
     alone = FirstThree()

@@ -35,7 +35,7 @@ def test_one_allocation_measures_one_node_after_the_other(cluster: VirtualCluste
     log = (folder / "log.txt").read_text()
     assert state == "COMPLETED", log
     one, three = (json.loads((folder / "out" / name / "result.json").read_text()) for name in "13")
-    assert (one["workers"], three["workers"]) == (1, 3)
+    assert (one["record"]["workers"], three["record"]["workers"]) == (1, 3)
     assert [found["config"]["batch"]["global_size"] for found in (one, three)] == [8, 24]
     # You et al. 2020: LARS and LAMB follow the square root of the batch.
     rates = [found["config"]["optimizer"]["peak_lr"] for found in (one, three)]

@@ -95,10 +95,7 @@ def check_output(output: Path, config: TrainConfig, accept_changed_code: bool = 
     check_writable("--output", output)
     check_writable("--output", output / "checkpoints")  # of an earlier run
     if (output / "study.json").exists():
-        raise ConfigError(
-            f"--output must be a folder of the run's own; got {str(output)!r}, a search's study. Write --output with "
-            "another folder."
-        )
+        raise ConfigError(f"--output must be the run's own; got {str(output)!r}, a study's. Write --output OTHER.")
     stored = output / "config.json"
     if stored.exists():
         changes = differing_keys(read_config(stored).to_dict(), config.to_dict())

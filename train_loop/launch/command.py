@@ -262,7 +262,6 @@ def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:
         "schema_version": RESULT_VERSION,
         "config": config_after_oom(task.config, halvings).to_dict(),
         "halvings": [dataclasses.asdict(one) for one in halvings],
-        "workers": history[-1].workers,
         "record": history[-1].to_dict(),
         "best": {"epoch": best.epoch, "val_top1": best.val_top1, "val_loss": best.val_loss},
         "history": [record.to_dict() for record in history],

@@ -87,7 +87,9 @@ class Objectives:
         return {objective.name: value for objective, value in zip(self.each, values, strict=True)}
 
     def gains(self, values: Sequence[float]) -> tuple[float, ...]:
-        """Values with the signs that make larger better."""
+        """Values with the signs that make larger better. Raises ValueError for another number of values."""
+        if len(values) != len(self.each):
+            raise ValueError(f"{self.text} are not as many metrics as a trial has values ({len(values)})")
         return tuple(objective.gain(value) for objective, value in zip(self.each, values, strict=True))
 
 

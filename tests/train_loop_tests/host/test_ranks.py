@@ -95,4 +95,4 @@ def test_two_tasks_train_together_stop_on_sigterm_with_a_checkpoint_and_go_on(be
     assert [rank.returncode for rank in ranks] == [0, 0], ends
     assert "resumed after" in ends[0][0] and without_gloo(ends[1][0]) == "", "one rank speaks"
     result = json.loads((best.parent / "out" / "result.json").read_text())
-    assert result["workers"] == 2 and [r["epoch"] for r in result["history"]] == list(range(1, 31))
+    assert result["record"]["workers"] == 2 and [r["epoch"] for r in result["history"]] == list(range(1, 31))

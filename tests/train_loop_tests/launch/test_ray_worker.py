@@ -88,7 +88,7 @@ def test_a_full_run_on_two_workers_survives_a_kill_and_signals_and_trains_each_e
     assert errors.count("the workers start again (1 of at most 3 times)") == errors.count("died without a word") == 1
     result = json.loads((tmp_path / "full" / "result.json").read_text())
     assert [r["epoch"] for r in result["history"]] == list(range(1, EPOCHS + 1))
-    assert result["workers"] == 2 and result["config"]["epochs"] == EPOCHS
+    assert result["record"]["workers"] == 2 and result["config"]["epochs"] == EPOCHS
     resumed = result["history"][-1]["resumed_from_epoch"]
     assert resumed is not None and resumed >= stops[-1][2] - 1, (
         "it went on from the checkpoint, not from the first epoch"

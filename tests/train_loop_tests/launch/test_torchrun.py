@@ -87,7 +87,7 @@ def test_killed_and_interrupted_run_ends_as_one_that_was_not(torchrun, best, tmp
 def compare_with_one_process(result: dict[str, Any]) -> None:
     """Same micro-batches on one worker: equal but for the order of float32 sums, over 48 steps."""
     config = TrainConfig.from_dict(result["config"])
-    assert (config.epochs, result["workers"]) == (EPOCHS, 2)
+    assert (config.epochs, result["record"]["workers"]) == (EPOCHS, 2)
     torch.set_num_threads(1)
     whole = train(config, reporter=ListReporter(), device=torch.device("cpu")).history
     resumed = [EpochRecord.from_dict(values) for values in result["history"]]
@@ -145,7 +145,7 @@ def test_wrong_input_is_one_line_and_2(case: str, best: Path, expect_refusal: An
 
 def test_a_searchs_study_is_no_folder_for_a_run(best: Path, expect_refusal: Any) -> None:
     (best.parent / "study.json").write_text("{}")
-    expect_refusal(["--config", str(best), "--output", "."], "a search's study. Write --output with another folder.")
+    expect_refusal(["--config", str(best), "--output", "."], "a study's. Write --output OTHER.")
 
 
 def test_unreadable_configuration_is_refused(tmp_path: Path, expect_refusal: Any) -> None:

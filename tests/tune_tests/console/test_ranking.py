@@ -58,7 +58,7 @@ def runs(tmp_path: Path) -> Path:
         epoch_record(epoch, value, seconds=0.5 * HOUR - 0.5, workers=workers)
         for epoch, (value, workers) in enumerate(((0.3, 4), (0.75, 2), (0.74, 2)), 1)
     ]
-    result = {"schema_version": 1, "config": TrainConfig(epochs=3).to_dict(), "workers": 2, "history": records}
+    result = {"schema_version": 1, "config": TrainConfig(epochs=3).to_dict(), "history": records}
     (folder / "result.json").write_text(json.dumps(result))
     (tmp_path / "runs" / "notes").mkdir()
     return tmp_path / "runs"

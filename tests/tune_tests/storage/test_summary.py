@@ -129,6 +129,16 @@ def test_odd_things_beside_studies_never_break_the_list(tmp_path, capsys):
     assert "It has" in refused_command(capsys, show_main, ["empty", "--output", str(tmp_path)])
 
 
+def test_an_objective_that_was_edited_to_another_number_of_metrics_is_named(tmp_path):
+    store = recorded_study(tmp_path / "edited")
+    store.describe({"objective": "val_top1:max,gpu_hours:min"})
+    store.close()
+    found = summarize(store.folder)
+    assert (
+        found.state == "unreadable" and "gpu_hours:min are not as many metrics as a trial has values (1)" in found.why
+    )
+
+
 def test_without_its_journal_a_study_is_listed_and_shown_from_its_tables(tmp_path, capsys):
     store = recorded_study(tmp_path / "one", 12)
     store.refresh(force=True)
