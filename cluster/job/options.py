@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.base.command_line import empty_value, parse_whole_number
+from bigbatch.base.command_line import check_study_name, empty_value, parse_whole_number
 from bigbatch.base.root import ROOT
 from bigbatch.base.waits import MARGIN_S, START_TIMEOUT_S
 from bigbatch.cluster.host.profiles import InputError
@@ -74,6 +74,8 @@ def parse_job_options(argv: Sequence[str]) -> JobOptions:
         got = " ".join(rest[: rest.index("--") + 2])
         raise InputError(f"give the search's options or a command after --, not both; got {got!r}. Write: {USAGE}")
     _refuse_empty(rest)
+    if "--resume" not in rest and (study := value_of(rest, "--study")):
+        check_study_name(study, InputError)
     return JobOptions(arguments=tuple(rest), **values)  # type: ignore[arg-type]
 
 

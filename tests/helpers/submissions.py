@@ -5,7 +5,7 @@ from bigbatch.cluster.submission import batch_script, resources
 from bigbatch.cluster.submission.request_checks import Request
 
 HOME = {"BIGBATCH_HOME": "/home/me/.bigbatch", "XDG_CONFIG_HOME": "/nowhere"}
-SEARCH = ("--space", "large_batch", "--trials", "64", "--study", "first one")
+SEARCH = ("--space", "large_batch", "--trials", "64", "--output", "first one")
 GIVEN = Request(arguments=SEARCH, python="/shared/venv/bin/python")
 
 

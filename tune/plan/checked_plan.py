@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.base import json_values
-from bigbatch.base.command_line import nearest_word
+from bigbatch.base.command_line import check_study_name, nearest_word
 from bigbatch.search_spaces.check import read_fixed
 from bigbatch.search_spaces.registry import Space, load_space
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig, data_config
@@ -115,11 +115,7 @@ def study_name(given: str | None, space: Space, data: DataInfo) -> str:
         parts = (Path(space.name).stem[:35], Path(data.name).name[:35], moment)
         # As --resume --study takes it, also of _space.py.
         return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts)).lstrip("._-")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
-        raise ConfigError(
-            "--study names a folder: at most 100 letters, digits, '.', '_' or '-', the first a letter or digit; got "
-            f"{given!r}. Write e.g. first-try."
-        )
+    check_study_name(given, ConfigError)
     return given
 
 

@@ -16,7 +16,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys,
 from bigbatch.train_loop.config.given import config_source, read_config, recipe_path
 from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.host.command_line import add_part_options, check_writable, with_parts
+from bigbatch.train_loop.host.command_line import add_part_options, check_writable, with_options, with_parts
 from bigbatch.train_loop.host.ranks import find_launch
 from bigbatch.train_loop.launch.checks import check_run_model
 from bigbatch.train_loop.launch.local_workers import local_gpu_count
@@ -155,12 +155,8 @@ def make_scale_plan(args: argparse.Namespace, machine: ScaleMachine) -> ScalePla
 
 def _read(args: argparse.Namespace, source: Path) -> TrainConfig:
     changes = with_parts(parse_assignments([text for group in args.set for text in group]), args.subset, args.val_part)
-    for key, value, option in (("epochs", args.epochs, "--epochs"), ("data.name", args.data, "--data")):
-        if value is not None and key in changes:
-            raise ConfigError(f"a key is set once; got {option} and --set {key}. Keep {option}.")
-    if args.data is not None:
-        changes["data.name"] = args.data
-    return read_config(source).replace_keys(changes)
+    with_options(changes, {"--epochs": ("epochs", args.epochs)})  # only raises: the schedule is stretched later
+    return read_config(source).replace_keys(with_options(changes, {"--data": ("data.name", args.data)}))
 
 
 def _check_same_configurations(plan: ScalePlan) -> None:

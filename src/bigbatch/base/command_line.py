@@ -155,6 +155,15 @@ def empty_value(name: str, value: str) -> str:
     return f"{name} must not be empty; got {value!r}. Write a value; is a shell variable not set?"
 
 
+def check_study_name(name: str, error: type[ValueError]) -> None:
+    """Raise ``error`` for a name that no new study may have."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise error(
+            "--study names a folder: at most 100 letters, digits, '.', '_' or '-', the first a letter or digit; got "
+            f"{name!r}. Write e.g. first-try."
+        )
+
+
 CALLED_ELSEWHERE = {"--sampler": "--strategy", "--pruner": "--stopping", "--scheduler": "--stopping"}
 """Names in Optuna and Ray Tune for options of ours."""
 

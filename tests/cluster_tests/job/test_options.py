@@ -20,11 +20,15 @@ def test_the_jobs_options_come_first_and_the_rest_is_the_searchs():
     assert options.parse_job_options(["--keep-logs", "--", "python", "-c", "1"]).command == ("python", "-c", "1")
 
 
-@pytest.mark.parametrize("wrong", [["--max-restarts"], ["--margin", "soon"], ["--"], ["--space", "x", "--", "ls"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [["--max-restarts"], ["--margin", "soon"], ["--"], ["--space", "x", "--", "ls"], ["--study=a/b"], ["--study", "é"]],
+)
 def test_wrong_options_are_refused_in_one_line_with_the_fix(wrong):
     with pytest.raises(InputError, match="Write") as refusal:
         options.parse_job_options(wrong)
     assert "\n" not in str(refusal.value)
+    assert options.parse_job_options(["--resume", "--study", "é"]).arguments, "its folder may have been renamed"
 
 
 def test_the_container_is_called_with_what_the_job_needs_bound(tmp_path):
