@@ -18,7 +18,7 @@ from bigbatch.train_loop.host.ranks import SHARED_BY
 from bigbatch.train_loop.launch import ray_worker
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
 from bigbatch.tune.runs.run import FAILURE_ATTR
-from helpers.searches import Search, load
+from helpers.searches import TINY, Search, load
 
 NET = """
 import os, pathlib, signal
@@ -107,6 +107,17 @@ def test_two_ranks_train_trial_after_trial_and_only_a_failure_or_a_kill_takes_it
     )
     values = {tuple(t.intermediate_values.items()) for t in trials if t.state == good}
     assert len(values) == 1, "the same configuration and seed, in new processes and in used ones"
+
+
+@pytest.mark.slow
+def test_ranks_that_cannot_join_each_other_leave_their_place_to_the_next_ones(tmp_path: Path) -> None:
+    """The trial is repeated once, in the same place; while the ranks held it, the new ones waited for ever."""
+    words = "--data digits --space smoke --trials 1 --max-epochs 1 --workers 2 --confirm none --study s".split()
+    search = Search(*words, *TINY, cwd=tmp_path, GLOO_SOCKET_IFNAME="nosuch0")
+    assert search.end() == 1, search.stderr()
+    (trial,) = load(tmp_path / "runs" / "s").trials
+    assert trial.state == TrialState.FAIL and trial.user_attrs["attempts"] == 2
+    assert "nosuch0" in trial.user_attrs["ended_because"]
 
 
 def test_trials_of_a_process_train_in_one_thread_which_keeps_nothing_of_them() -> None:

@@ -178,6 +178,9 @@ class _KeepsWorkers:
         worker_group.SynchronizationActor = kept or made_by_ray
         try:
             super()._start_impl(builder)  # type: ignore[misc]
+        except Exception:
+            self._worker_group_state = None  # else Ray would leave ranks that could not join each other in their place
+            raise
         finally:
             worker_group.SynchronizationActor = made_by_ray
             if self._taken is not None:  # the start failed before it used them
