@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # they import Ray, and the trainer torch, which a search's ow
 
 POLL_S = 0.25
 """Seconds after which a driver that waits for its run checks again whether it must leave."""
+FAILED_STARTS = 20
+"""How often the start of a run's workers may fail, or wait a minute for their place. Ray would repeat it for ever."""
 
 
 def make_trainer(
@@ -57,7 +59,7 @@ def fit(task: TrialTask, callback: UserCallback | None = None) -> WorkersEnd:
     run = RunConfig(
         name=task.name,
         storage_path=str(task.ray_storage),
-        failure_config=FailureConfig(max_failures=task.restarts),
+        failure_config=FailureConfig(max_failures=task.restarts, controller_failure_limit=FAILED_STARTS),
         callbacks=[callback or _notes_restarts(task)],
     )
     try:

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 import torch
+from ray.train import RunConfig
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set
@@ -69,3 +70,25 @@ def test_the_workers_of_a_full_run_do_not_prepare_for_another_trial(
     for callback in (None, UserCallback()):
         assert trainer.fit(dataclasses.replace(TASK, ray_storage=tmp_path), callback) == WorkersEnd()
     assert seen == [None, ray_worker.between_trials]
+
+
+def test_a_start_of_workers_that_always_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's default repeats it for ever, and tells nobody."""
+    from ray.train import UserCallback
+    from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+    from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
+    from ray.train.v2.api.exceptions import ControllerError
+
+    given: list[RunConfig] = []
+
+    def make(*_: object, run_config: RunConfig, **__: object) -> SimpleNamespace:
+        given.append(run_config)
+        return SimpleNamespace(fit=lambda: SimpleNamespace(return_value=None))
+
+    monkeypatch.setattr(inline_controller, "trainer_in_process", lambda reuse: make)
+    monkeypatch.setattr(ray_internals, "set_poll_interval", lambda workers: None)
+    trainer.fit(dataclasses.replace(TASK, ray_storage=tmp_path), UserCallback())
+    policy = DefaultFailurePolicy(given[0].failure_config)
+    error = ControllerError(WorkerGroupStartupFailedError("One of the worker actors failed to initialize"))
+    decisions = [policy.make_decision(error) for _ in range(trainer.FAILED_STARTS + 1)]
+    assert decisions == [FailureDecision.RETRY] * trainer.FAILED_STARTS + [FailureDecision.RAISE]
