@@ -10,7 +10,7 @@ import pytest
 import torch
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 from ray.train import WorkerGroupError
-from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError
 
 from bigbatch.train_loop.config import BatchConfig, ConfigError
 from bigbatch.train_loop.errors import (
@@ -102,6 +102,12 @@ def test_a_worker_that_was_killed_is_said_to_be_in_our_words() -> None:
     )
     failure = failed_end(group(r1=died(RuntimeError(rays)))).failure
     assert failure == "worker 1: its process died without a word: a signal or a crash ended it"
+
+
+def test_a_worker_that_does_not_answer_is_said_to_hang_not_which_variable_of_ray_waits_longer() -> None:
+    rays = "A worker health check has been hanging for 612.34 seconds. Marking the worker as dead.\nWorker info: W(\n)"
+    failure = failed_end(group(r1=WorkerHealthCheckTimeoutError(rays))).failure
+    assert failure == "worker 1: its process has not answered for 612 s: it, its node or a file system hangs"
 
 
 def test_a_lost_connection_is_told_by_its_message_not_by_the_frames_below_it() -> None:
