@@ -15,6 +15,7 @@ WITHIN = {
     "a driver's time holds its trials and its own end": (w.LEAST_WAIT_S + w.AFTER_TRIALS_S, w.SAVE_S),
     "trials get at least the least": (w.LEAST_WAIT_S, w.MOST_WAIT_S),
     "a driver's end holds the end of a stopped trial": (w.TRIAL_END_S, w.AFTER_TRIALS_S + w.LEAST_WAIT_S),
+    "a process is given up after its workers": (2 * w.LEAVE_S + w.GROUP_END_S + w.ANSWER_S, w.RESET_S),
     "a late driver leaves the nodes their time": (w.NODES_END_S, w.LIMIT_REST_S),
     "a driver in time leaves more": (w.LIMIT_REST_S, w.MARGIN_REST_S),
     "a controller is given up before nothing is left": (w.GIVE_UP_REST_S, w.NODES_END_S),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from bigbatch.base.waits import ANSWER_S, LEAVE_S
 from bigbatch.train_loop.launch.ray_internals import poll_interval_s
 
 # A process runs one trial at a time, so one flag for each process is enough.
@@ -120,9 +121,6 @@ class _Kept:
         return self.barrier
 
 
-LEAVE_S, ANSWER_S = 10.0, 30.0
-"""Seconds that a worker may take to leave a trial that Tune has stopped (it checks after a step, once a second), and to
-answer between two trials. A slower worker is ended."""
 _kept: _Kept | None = None
 
 
@@ -179,7 +177,7 @@ class _KeepsWorkers:
         try:
             super()._start_impl(builder)  # type: ignore[misc]
         except Exception:
-            self._worker_group_state = None  # else Ray would leave ranks that could not join each other in their place
+            self._worker_group_state = None  # else Ray would not end ranks that could not join each other
             raise
         finally:
             worker_group.SynchronizationActor = made_by_ray

@@ -29,6 +29,7 @@ from typing import IO
 from bigbatch.base import fork_server, private_folder, processes
 from bigbatch.base.atomic_files import PRIVATE, write_text
 from bigbatch.base.root import IMPORT_ROOT
+from bigbatch.base.waits import RESET_S
 from bigbatch.cluster.host.network import no_proxy_variables
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import RayStartError
@@ -56,7 +57,7 @@ SEARCH_ENV = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the search has its own, which saves the study
-    "TUNE_FUNCTION_THREAD_TIMEOUT_S": "120",  # above all waits of `inline_controller.py` between two trials
+    "TUNE_FUNCTION_THREAD_TIMEOUT_S": f"{RESET_S:.0f}",
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # trials start side by side; the bridge limits their number
     "TUNE_WARN_THRESHOLD_S": "30",
     "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # nobody reads Ray's experiment state: written at the start and the end

@@ -222,6 +222,8 @@ def _last_line(error: BaseException) -> str:
     message = re.split(r"\n\s*At:\n|\nException raised from ", str(error))[0]  # without torch's frames
     if hung := re.match(r"A worker health check has been hanging for (\d+)", message):
         return f"its process has not answered for {hung[1]} s: it, its node or a file system hangs"
+    if "worker group startup timed out" in message:
+        return "Ray found no room for its workers, a minute at a time"
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     text = lines[-1].partition(" Some common causes include")[0] if lines else "no message"  # Ray adds it to any death
     name = type(error).__name__

@@ -110,8 +110,9 @@ OFFLINE_RUNS, ENDED = "wandb/offline-run-*", "ended"
 """The folders of offline runs, below a study's or full run's folder; our mark in that of a run that ended normally."""
 FLUSH, FLUSH_S = "x_transaction_log_flush_interval", 1.0
 """wandb writes an offline file at least this often. With its default of 15 s a killed search would lose more."""
-FINISH, FINISH_S = "finish_timeout", 60.0
-"""wandb would wait at the end of a run until a server that is gone answers; ``wandb sync`` sends the rest later."""
+FINISH, FINISH_RAISES, FINISH_S = "finish_timeout", "finish_timeout_raises", 60.0
+"""wandb would wait at the end of a run until a server that is gone answers. After this time nothing more is sent;
+``wandb sync`` sends it later."""
 REQUIREMENTS = "x_save_requirements"
 """wandb would list all installed packages for each run. One list, that of a search's first run, is enough."""
 METRICS = tuple(name for name, column in EpochRecord.columns().items() if column.tracked)
@@ -145,7 +146,8 @@ class WandbRun:
         import wandb
 
         # Older versions have fewer settings.
-        more = {FLUSH: FLUSH_S, FINISH: FINISH_S, **({} if lists_packages else {REQUIREMENTS: False})}
+        more = {FLUSH: FLUSH_S, FINISH: FINISH_S, FINISH_RAISES: True}
+        more |= {} if lists_packages else {REQUIREMENTS: False}
         job = slurm_job()
         self._run: Any = wandb.init(
             mode=mode,  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+import ray.actor
 import ray.tune
 from ray.train import UserCallback
 from ray.tune import PlacementGroupFactory
@@ -38,8 +39,9 @@ class _EndsItsWorkers:
     def reset_config(self, new_config: dict[str, object]) -> bool:
         inline_controller.request_stop()
         if not super().reset_config(new_config):  # type: ignore[misc]
-            # Of a trial whose reset returns False, Tune never tells its searcher: it would wait for it for ever.
-            raise TimeoutError("the workers of this process's last trial did not end")
+            # Tune tells its searcher nothing of a reset that returns False: the search would wait for ever. It takes an
+            # exception for this process's fault and keeps the trial's place. The death of the process it handles.
+            ray.actor.exit_actor()
         return True
 
 

@@ -28,6 +28,10 @@ A run without a job. Nobody kills it, so only a person's patience limits these t
 
     RUN_SAVE_S 30            ``train_loop/run.py`` under Ray, for its workers' checkpoint after Ctrl-C
     TRIAL_END_S 15           a trial that was stopped early, for its workers to end
+    RESET_S 120              Tune, for the process of such a trial to begin the next one
+      LEAVE_S 10             a worker, to leave the trial (it checks after a step, once a second); else it is killed
+      GROUP_END_S 30         Ray, for the workers to leave their process group
+      ANSWER_S 30            a worker, to answer between two trials; else it is killed
     SAME_SIGNAL_S 3          a rank: within it a second signal is the same Ctrl-C, handed on by torchrun
 
 Nodes that hold no trial.
@@ -98,6 +102,14 @@ RUN_SAVE_S = 30.0
 """How long the workers of a full run may take to write their checkpoint after Ctrl-C."""
 TRIAL_END_S = 15.0
 """How long a trial that was stopped early may take to end its workers."""
+RESET_S = 120.0
+"""How long the process of a trial that was stopped early may take to begin the next one."""
+LEAVE_S = 10.0
+"""How long a worker may take to leave a trial that was stopped early. It checks after a step, once a second."""
+GROUP_END_S = 30.0
+"""Ray's own limit: workers that have not left their process group by then are ended without."""
+ANSWER_S = 30.0
+"""How long a worker may take to answer between two trials."""
 SAME_SIGNAL_S = 3.0
 """torchrun passes on a Ctrl-C that its workers have already received from the terminal."""
 

