@@ -10,7 +10,12 @@ import pytest
 import torch
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 from ray.train import WorkerGroupError
-from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError
+from ray.train.v2._internal.exceptions import (
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+    WorkerHealthCheckTimeoutError,
+)
+from ray.train.v2.api.exceptions import ControllerError
 
 from bigbatch.train_loop.config import BatchConfig, ConfigError
 from bigbatch.train_loop.errors import (
@@ -108,6 +113,11 @@ def test_a_worker_that_does_not_answer_is_said_to_hang_not_which_variable_of_ray
     rays = "A worker health check has been hanging for 612.34 seconds. Marking the worker as dead.\nWorker info: W(\n)"
     failure = failed_end(group(r1=WorkerHealthCheckTimeoutError(rays))).failure
     assert failure == "worker 1: its process has not answered for 612 s: it, its node or a file system hangs"
+
+
+def test_workers_without_a_place_are_said_to_be_without_one() -> None:
+    failure = failed_end(ControllerError(WorkerGroupStartupTimeoutError(2))).failure
+    assert failure == "Ray found no room for its workers, a minute at a time"
 
 
 def test_a_lost_connection_is_told_by_its_message_not_by_the_frames_below_it() -> None:
